@@ -54,6 +54,7 @@ fn now() -> Instant {
 
 fn cache() -> PrefixCache {
     let cache = PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(16),
         max_bytes: DEFAULT_MAX_BYTES,
         tenant_share: DEFAULT_TENANT_SHARE,

@@ -122,6 +122,7 @@ impl Pool {
             if idle { Vec::new() } else { states.iter().step_by(4).map(|state| begin(&state.endpoint, now)).collect() };
         let snapshot = PoolSnapshot::new(1, true, states);
         let cache = PrefixCache::new(&CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Bytes(64),
             max_bytes: 1 << 30,
             tenant_share: 1.0,

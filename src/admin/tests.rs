@@ -39,6 +39,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     let store = Arc::new(SnapshotStore::default());
     store.publish(PoolSnapshot::new(4, true, states));
     let prefix = PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(16),
         max_bytes: 1 << 20,
         tenant_share: 1.0,

@@ -129,6 +129,7 @@ pub(super) fn pool(
         models,
         stale_after: settings.scrape.stale_after,
         destination: settings.destination,
+        destination_names: settings.destination_names.clone(),
         disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
     })
 }

@@ -4,12 +4,13 @@
 
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::localai_env::LocalaiEnv;
+use crate::config::own_env::OwnEnv;
 use crate::config::reference_env::ReferenceEnv;
 use crate::config::units::parse_duration;
 use crate::config::{KubernetesFlags, Overrides};
 use crate::pool::Engine;
 use crate::record::{DEFAULT_MAX_BYTES, RecordSettings};
-use clap::{Args, ValueEnum};
+use clap::{Args, CommandFactory, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -132,6 +133,33 @@ pub struct RunArgs {
         help_heading = "Pools and routing"
     )]
     pub disable_endpoint_subset_filter: Option<bool>,
+    /// Request header with the destination; may be given several times [default: x-gateway-destination-endpoint]
+    #[arg(
+        long = "destination-header",
+        value_name = "NAME",
+        env = "ATTACHE_DESTINATION_HEADERS",
+        value_delimiter = ',',
+        help_heading = "Pools and routing"
+    )]
+    pub destination_headers: Vec<String>,
+    /// Dynamic metadata key with the destination; may be given several times [default:
+    /// x-gateway-destination-endpoint]
+    #[arg(
+        long = "destination-metadata-key",
+        value_name = "NAME",
+        env = "ATTACHE_DESTINATION_METADATA_KEYS",
+        value_delimiter = ',',
+        help_heading = "Pools and routing"
+    )]
+    pub destination_metadata_keys: Vec<String>,
+    /// Namespace of these metadata keys [default: envoy.lb]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "ATTACHE_DESTINATION_METADATA_NAMESPACE",
+        help_heading = "Pools and routing"
+    )]
+    pub destination_metadata_namespace: Option<String>,
     /// Trust the headers of clients that name objective, flow and model [default: false]
     #[arg(
         long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1,
@@ -419,6 +447,8 @@ impl RunArgs {
             3 | 4 => "debug".to_owned(),
             _ => "trace".to_owned(),
         });
+        // Charts leave a list unset by an empty value.
+        let listed = |names: &[String]| names.iter().filter(|name| !name.is_empty()).cloned().collect::<Vec<_>>();
         // An empty variable counts as unset, as OpenTelemetry specifies.
         let otlp_endpoint = self.otlp_endpoint.clone().filter(|url| !url.is_empty());
         Overrides {
@@ -447,14 +477,17 @@ impl RunArgs {
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
             trust_client_headers: self.trust_client_headers,
             conformance_headers: self.conformance_headers,
+            destination_headers: listed(&self.destination_headers),
+            destination_metadata_keys: listed(&self.destination_metadata_keys),
+            destination_metadata_namespace: self.destination_metadata_namespace.clone().filter(|name| !name.is_empty()),
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
             leader_election: self.ha_enable_leader_election,
             model_status: self.model_status,
             metrics_auth: self.metrics_endpoint_auth,
-            sync_nats_urls: self.sync_nats_urls.iter().filter(|url| !url.is_empty()).cloned().collect(),
+            sync_nats_urls: listed(&self.sync_nats_urls),
             sync_name: self.sync_name.clone(),
-            admin_hosts: self.admin_hosts.iter().filter(|name| !name.is_empty()).cloned().collect(),
+            admin_hosts: listed(&self.admin_hosts),
             explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
             one_pool: false,
@@ -462,6 +495,7 @@ impl RunArgs {
             aibrix: AibrixEnv::of(variables()),
             localai: LocalaiEnv::of(variables())
                 .with_flags(self.distributed_prefix_cache.as_deref(), self.distributed_prefix_cache_ttl.as_deref()),
+            own: own_variables(),
             reference: ReferenceEnv::of(variables()),
             refresh_metrics_interval: self.refresh_metrics_interval,
             metrics_staleness_threshold: self.metrics_staleness_threshold,
@@ -472,6 +506,13 @@ impl RunArgs {
 /// The variables of the environment that are valid UTF-8.
 pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+}
+
+/// The variables of the environment that look like Attaché's and that no verb has a flag for.
+pub(super) fn own_variables() -> OwnEnv {
+    let command = super::Cli::command();
+    let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    OwnEnv::of(variables(), flags.filter_map(|flag| Some(flag.get_env()?.to_str()?.to_owned())))
 }
 
 /// Parses a boolean in any spelling that Go's flags accept.

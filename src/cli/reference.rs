@@ -20,6 +20,8 @@ enum FlagHandling {
     LogEncoder,
     /// A level of their logging library.
     LogLevel,
+    /// The name of the header and of the metadata key with the destination.
+    DestinationKey,
     /// The name of a metric, from which the engine follows.
     EngineByMetric,
     /// Time from SIGTERM until open streams are cut.
@@ -35,7 +37,7 @@ enum FlagShape {
     Value,
 }
 
-use FlagHandling::{DrainTimeout, EngineByMetric, LogEncoder, LogLevel, Renamed, Void};
+use FlagHandling::{DestinationKey, DrainTimeout, EngineByMetric, LogEncoder, LogLevel, Renamed, Void};
 use FlagShape::{Switch, Value};
 
 const NO_PPROF: &str = "there is no profiler in the process";
@@ -67,6 +69,10 @@ const FLAGS: &[(&str, FlagShape, FlagHandling)] = &[
     ("enable-grpc-stream-metrics", Switch, Void("streams are always counted (`attache_streams_total`)")),
     ("allow-experimental-plugins", Switch, Void("no plugin needs a permission")),
     ("cert-dir", Value, Renamed("cert-path")),
+    ("target-pod-header", Value, Renamed("destination-header")),
+    ("target-endpoint-key", Value, DestinationKey),
+    ("destination-endpoint-hint-key", Value, DestinationKey),
+    ("destination-endpoint-hint-metadata-namespace", Value, Renamed("destination-metadata-namespace")),
 ];
 
 /// The converted command line, and warnings about flags without effect.
@@ -142,6 +148,10 @@ impl Translated {
                 if parse_duration(value).is_ok_and(|t| t < crate::config::defaults::DEFAULT_DRAIN_MIN_DELAY) {
                     ours.push(("drain-min-delay", value.to_owned()));
                 }
+            }
+            DestinationKey => {
+                ours.push(("destination-header", value.to_owned()));
+                ours.push(("destination-metadata-key", value.to_owned()));
             }
             EngineByMetric => {
                 ours.extend(engine(value).map(|engine| ("engine", engine.to_owned())));
@@ -236,6 +246,12 @@ mod tests {
             (&["-poolName=a", "-v", "4", "-v=3"], &["--pool-name=a", "-v", "4", "-v=3"]),
             (&["-refreshMetricsInterval=50ms"], &["--refresh-metrics-interval=50ms"]),
             (&["--zap-encoder", "json"], &["--log-format=json"]),
+            (&["-targetPodHeader", "target-pod"], &["--destination-header=target-pod"]),
+            (&["-targetEndpointKey=d"], &["--destination-header=d", "--destination-metadata-key=d"]),
+            (
+                &["-destinationEndpointHintKey=d", "--destination-endpoint-hint-metadata-namespace", "n"],
+                &["--destination-header=d", "--destination-metadata-key=d", "--destination-metadata-namespace=n"],
+            ),
             (&["--zap-encoder=console", "--zap-log-level=4"], &["--log-format=text", "--log-level=debug"]),
             (&["--drain-timeout=30s"], &["--drain-deadline=30s"]),
             (&["--drain-timeout=3s"], &["--drain-deadline=3s", "--drain-min-delay=3s"]),
@@ -321,7 +337,8 @@ mod tests {
                      --grpc-max-send-msg-size 4194304 --enable-grpc-stream-metrics --emit-endpoint-scores \
                      --allow-experimental-plugins --ha-enable-leader-election -v=5";
         let oldest = "-poolName vllm -poolNamespace default -v 4 --zap-encoder json -grpcPort 9002 -grpcHealthPort \
-                      9003 -refreshMetricsInterval 50ms -secureServing=true";
+                      9003 -refreshMetricsInterval 50ms -secureServing=true -destinationEndpointHintKey \
+                      x-gateway-destination-endpoint -destinationEndpointHintMetadataNamespace envoy.lb";
         for line in [gie, llm_d, oldest] {
             let words = ["attache", "run"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect();
             let words = translate(words).words;

@@ -1,6 +1,6 @@
 //! The source of a configuration, which can be read again when the file changes.
 
-use super::flags::variables;
+use super::flags::{own_variables, variables};
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::document::MAX_CONFIG_BYTES;
 use crate::config::localai_env::LocalaiEnv;
@@ -58,7 +58,8 @@ impl ReloadSource {
     pub fn of_file_alone(path: PathBuf) -> Self {
         let (aibrix, reference) = (AibrixEnv::of(variables()), ReferenceEnv::of(variables()));
         let localai = LocalaiEnv::of(variables());
-        let overrides = Overrides { endpoints_follow: true, aibrix, localai, reference, ..Overrides::default() };
+        let own = own_variables();
+        let overrides = Overrides { endpoints_follow: true, aibrix, localai, own, reference, ..Overrides::default() };
         Self::new(Some(path), None, overrides)
     }
 

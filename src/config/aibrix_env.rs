@@ -4,10 +4,11 @@
 //! counterpart in Attaché is a warning. Read with the flags (`cli`), used by `validate`.
 
 use super::decode::Sink;
-use super::defaults::MAX_BLOCK_SIZE;
-use super::diagnostic::{Code, Diagnostic, closest};
-use super::schema::TokenizerKind;
+use super::defaults::{BY_SYNC, MAX_BLOCK_SIZE};
+use super::diagnostic::{Code, Diagnostic};
+use super::schema::{PrefixCache, TokenizerKind};
 use super::settings::TokenizerFallback;
+use super::variables::{is_of_service, unread};
 use attache_prefix::cache::CHARACTERS_PER_TOKEN;
 use attache_scheduling::registry::{Registry, canonical};
 use attache_scheduling::weighted;
@@ -26,6 +27,12 @@ const RECOMMENDED_CHARACTERS: u32 = 128;
 const RECOMMENDED_TOKENS: u32 = 16;
 /// Block size in the unit of the tokenizer.
 const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
+/// Most blocks in the prefix index.
+const BLOCK_NUMBER: &str = "AIBRIX_PREFIX_CACHE_BLOCK_NUMBER";
+/// The tokenizer.
+const TOKENIZER_TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
+/// Whether model servers are asked for tokens.
+const USE_REMOTE: &str = "AIBRIX_USE_REMOTE_TOKENIZER";
 
 /// The variables that are set, by name; blank ones count as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +78,7 @@ const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
 /// The default strategy, as AIBrix's documentation names the variable.
 const DOCUMENTED_ALGORITHM: &str = "AIBRIX_ROUTING_ALGORITHM";
 /// Attaché's own variable: AIBrix's strategies decide exactly as in AIBrix.
-const COMPAT: &str = "ATTACHE_AIBRIX_COMPAT";
+pub(super) const COMPAT: &str = "ATTACHE_AIBRIX_COMPAT";
 /// The parameters that [`COMPAT`] sets, by strategy.
 const EXACT: &[(&str, &str, &str)] = &[
     ("fallback", "fallback", "random"),
@@ -103,6 +110,8 @@ pub(super) const PROFILES: &str = "profiles";
 pub(super) const FROM_REDIS: &str = "profilesFromRedis";
 /// Prefix of AIBrix's other variables.
 const PREFIX: &str = "AIBRIX_";
+/// The strategy of requests that name none, where AIBrix's environment names none either: its documented default.
+const IMPLIED_STRATEGY: &str = "random";
 
 /// All variables. One that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
@@ -116,19 +125,17 @@ const VARIABLES: &[(&str, Meaning)] = {
     const PD: &str = "pd";
     const BY_ROOM: &str = "blocks are forgotten when room runs out; `prefixCache.maxBytes` bounds it";
     const BY_PAGES: &str = "servers' own metrics are read, Prometheus is not asked";
-    const BY_EVENTS: &str =
-        "pickers share nothing; each learns from KV events (`prefixCache.kvEvents`), which all of them can read";
     const BY_FILE: &str = "KV events are configured in the file, under `prefixCache`";
     &[
         (DOCUMENTED_ALGORITHM, Strategy),
         (ROUTING_ALGORITHM, Strategy),
         (COMPAT, Exact),
-        ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", Tokenizer),
-        ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", BlockSize),
+        (TOKENIZER_TYPE, Tokenizer),
+        (BLOCK_SIZE, BlockSize),
         ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", Parameter("prefix-cache", "imbalance", Whole)),
         ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter("prefix-cache", "deviations", Number)),
         ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", Parameter(PD, "standardDeviationFactor", Number)),
-        ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", BlockNumber),
+        (BLOCK_NUMBER, BlockNumber),
         ("AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_EVICTION_DURATION_MINS", Nothing(BY_ROOM)),
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
@@ -136,7 +143,7 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_SUBSCRIBE_ADDRS", Nothing(BY_FILE)),
         ("AIBRIX_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
         ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", TokenizerPool(PoolVariable::Use)),
-        ("AIBRIX_USE_REMOTE_TOKENIZER", TokenizerPool(PoolVariable::Use)),
+        (USE_REMOTE, TokenizerPool(PoolVariable::Use)),
         ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", TokenizerPool(PoolVariable::Template)),
         ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", TokenizerPool(PoolVariable::Template)),
         ("AIBRIX_TOKENIZER_HEALTH_CHECK_PERIOD", TokenizerPool(PoolVariable::HealthCheckPeriod)),
@@ -175,6 +182,7 @@ const VARIABLES: &[(&str, Meaning)] = {
         (REDIS_PORT, Redis),
         (REDIS_PASSWORD, Redis),
         ("AIBRIX_AUTH_BEARER_TOKEN", Nothing("the gateway checks who its clients are, before Attaché sees a request")),
+        ("AIBRIX_GPU_OPTIMIZER_TRACING_FLAG", Nothing("requests are recorded with `--record`")),
         ("AIBRIX_GRPC_MAX_MESSAGE_SIZE_BYTES", Nothing("`limits.maxBodyBytes` bounds a request's body")),
         ("AIBRIX_HTTPROUTE_CACHE_TTL", Nothing("routes are the gateway's and are not read")),
         ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", Nothing("`--refresh-metrics-interval` or `scrape.interval` says it")),
@@ -182,8 +190,9 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_PREFIX_CACHE_METRICS_ENABLED", Nothing("the metrics are always there")),
         ("AIBRIX_PROMETHEUS_QUERY_INTERVAL_MS", Nothing(BY_PAGES)),
         ("AIBRIX_PROMETHEUS_QUERY_TIMEOUT_MS", Nothing(BY_PAGES)),
-        ("AIBRIX_STATESYNC_ENABLED", Nothing(BY_EVENTS)),
-        ("AIBRIX_STATESYNC_SYNC_PERIOD", Nothing(BY_EVENTS)),
+        ("AIBRIX_REDISSYNC_ENABLED", Nothing(BY_SYNC)),
+        ("AIBRIX_STATESYNC_ENABLED", Nothing(BY_SYNC)),
+        ("AIBRIX_STATESYNC_SYNC_PERIOD", Nothing(BY_SYNC)),
         ("AIBRIX_SYNC_EVICTION_DURATION_MINUTES", Nothing(BY_ROOM)),
         ("AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS", Nothing(BY_ROOM)),
         ("AIBRIX_SYNC_MAX_CONTEXTS", Nothing(BY_ROOM)),
@@ -198,8 +207,10 @@ impl AibrixEnv {
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT, REDIS_HOST, REDIS_PORT, REDIS_PASSWORD];
-        let concerns = |name: &str| names.contains(&name) || (name.starts_with(PREFIX) && !is_of_service(name));
-        let set = variables.into_iter().filter(|(name, value)| concerns(name) && !value.trim().is_empty());
+        let concerns = |name: &str, value: &str| {
+            (names.contains(&name) || name.starts_with(PREFIX)) && !is_of_service(name, value)
+        };
+        let set = variables.into_iter().filter(|(name, value)| concerns(name, value) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
 
@@ -209,14 +220,14 @@ impl AibrixEnv {
         for (name, value) in &self.0 {
             let mut meanings = VARIABLES.iter().filter(|(n, _)| n == name).map(|(_, meaning)| *meaning).peekable();
             let set = match meanings.peek() {
-                None | Some(Meaning::Nothing(_)) => {
-                    let why = if let Some(Meaning::Nothing(why)) = meanings.next() { why } else { "it is not read" };
-                    let told = Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}"));
-                    let meant = closest(name, VARIABLES.iter().map(|(known, _)| *known)).filter(|known| known != name);
-                    sink.push(match meant {
-                        Some(meant) if why == "it is not read" => told.help(format!("did you mean `{meant}`?")),
-                        _ => told,
-                    });
+                None => {
+                    sink.push(unread(name, "it is not read", VARIABLES.iter().map(|(known, _)| *known)));
+                    Ok(())
+                }
+                // What is switched off is off here as well.
+                Some(Meaning::Nothing(_)) if value.eq_ignore_ascii_case("false") => Ok(()),
+                Some(Meaning::Nothing(why)) => {
+                    sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
                     Ok(())
                 }
                 Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, name, value, registry)),
@@ -228,6 +239,12 @@ impl AibrixEnv {
             }
         }
         defaults.choose_fallback();
+        defaults.tell_hostless(sink);
+        let theirs = VARIABLES.iter().filter(|(name, _)| name.starts_with(PREFIX) || *name == ROUTING_ALGORITHM);
+        let mut set = theirs.filter(|(name, _)| self.0.contains_key(*name));
+        // Messages name one that has an effect, if there is one.
+        let acts = set.clone().find(|(_, meaning)| !matches!(meaning, Meaning::Nothing(_)));
+        defaults.aibrix_variable = acts.or_else(|| set.next()).map(|(name, _)| *name);
         let [coded, documented] = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM].map(|name| self.0.get(name));
         if documented.is_some_and(|documented| coded.is_some_and(|coded| coded != documented)) {
             let message =
@@ -236,12 +253,6 @@ impl AibrixEnv {
         }
         defaults
     }
-}
-
-/// Whether Kubernetes sets the variable for a Service, as `AIBRIX_REDIS_MASTER_SERVICE_HOST` for `aibrix-redis-master`.
-pub(super) fn is_of_service(name: &str) -> bool {
-    let is_port = |name: &str| name.ends_with("_PORT") || name.contains("_PORT_") && name.contains("_TCP");
-    name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || is_port(name)
 }
 
 fn tokenizer(value: &str) -> Result<TokenizerKind, String> {
@@ -317,6 +328,10 @@ pub(super) struct AibrixDefaults {
     pub(super) strategy_variable: &'static str,
     /// Whether it is a variable of another product, which does not let requests select strategies.
     pub(super) is_others: bool,
+    /// Whether no variable names the strategy, and it is that of AIBrix's requests without one.
+    pub(super) is_implied: bool,
+    /// A variable of AIBrix that is set and read; `None` if the environment is not AIBrix's.
+    aibrix_variable: Option<&'static str>,
     /// The tokenizer, if it is not the pool of model servers.
     tokenizer: Option<TokenizerKind>,
     /// How model servers are asked for tokens.
@@ -334,8 +349,25 @@ pub(super) struct AibrixDefaults {
     /// Whether profiles are read from Redis by default: AIBrix's variables name a Redis, or a Redis exists
     /// and they name the strategy.
     pub(super) reads_profiles: bool,
-    redis: BTreeMap<String, String>,
+    redis: BTreeMap<&'static str, String>,
     parameters: BTreeMap<&'static str, Map<String, Value>>,
+    /// The parameters by the variables that set them.
+    pub(super) of_variables: Vec<OfVariable>,
+    /// The variables of the prefix index that are set.
+    pub(super) of_prefix: Vec<String>,
+}
+
+/// A parameter of a strategy that a variable sets.
+#[derive(Clone, Debug)]
+pub(super) struct OfVariable {
+    /// The variable.
+    pub(super) variable: &'static str,
+    /// The strategy.
+    pub(super) strategy: &'static str,
+    /// The parameter.
+    pub(super) parameter: &'static str,
+    /// Its value.
+    pub(super) value: Value,
 }
 
 impl AibrixDefaults {
@@ -346,6 +378,20 @@ impl AibrixDefaults {
         }
     }
 
+    /// Whether the environment is that of AIBrix's gateway plugin.
+    pub(super) fn is_aibrix(&self) -> bool {
+        self.aibrix_variable.is_some()
+    }
+
+    /// Where AIBrix's environment names no strategy: requests name theirs by header, as its published manifest has it,
+    /// and those that name none get AIBrix's documented default.
+    pub(super) fn imply_strategy(&mut self) {
+        if let (None, Some(variable)) = (&self.strategy, self.aibrix_variable) {
+            (self.strategy, self.strategy_variable) = (Some(IMPLIED_STRATEGY.to_owned()), variable);
+            self.is_implied = true;
+        }
+    }
+
     /// Sets a parameter of `strategy` that the file does not set.
     pub(super) fn parameter(&mut self, strategy: &'static str, parameter: &str, value: Value) {
         self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
@@ -353,6 +399,10 @@ impl AibrixDefaults {
 
     /// Applies the value of a variable. The error describes valid values.
     fn set(&mut self, meaning: Meaning, variable: &str, value: &str, registry: &Registry) -> Result<(), String> {
+        use Meaning::{BlockNumber, BlockSize, Tokenizer, TokenizerPool};
+        if matches!(meaning, Tokenizer | BlockSize | BlockNumber | TokenizerPool(_)) {
+            self.of_prefix.push(variable.to_owned());
+        }
         match meaning {
             Meaning::Strategy => {
                 self.strategy = Some(value.to_owned());
@@ -363,7 +413,7 @@ impl AibrixDefaults {
                 self.is_exact = true;
                 for (strategy, parameter, value) in EXACT {
                     let value = if *value == "true" { Value::from(true) } else { Value::from(*value) };
-                    self.parameters.entry(strategy).or_default().entry(*parameter).or_insert(value);
+                    self.give(COMPAT, strategy, parameter, value);
                 }
             }
             Meaning::Exact => {}
@@ -373,16 +423,45 @@ impl AibrixDefaults {
             Meaning::TokenizerPool(part) => self.remote.set(part, variable, value)?,
             Meaning::PrefillTimeout => self.prefill_timeout = Some(tokenizer_pool::seconds(value)?),
             Meaning::Redis => {
-                self.redis.insert(variable.to_owned(), value.to_owned());
+                if variable == REDIS_PORT {
+                    whole(value, u16::MAX)?;
+                }
+                let known = [REDIS_HOST, REDIS_PORT, REDIS_PASSWORD].into_iter().find(|known| *known == variable);
+                self.redis.extend(known.map(|known| (known, value.to_owned())));
             }
             Meaning::KvConnector => self.kv_connector = Some(kv_connector(value)?),
             Meaning::Parameter(strategy, parameter, kind) => {
                 let value = checked(strategy, parameter, kind, value, registry)?;
-                self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
+                let known = VARIABLES.iter().map(|(known, _)| *known).find(|known| *known == variable);
+                self.give(known.unwrap_or_default(), strategy, parameter, value);
             }
             Meaning::Nothing(_) => {}
         }
         Ok(())
+    }
+
+    fn give(&mut self, variable: &'static str, strategy: &'static str, parameter: &'static str, value: Value) {
+        self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value.clone());
+        self.of_variables.push(OfVariable { variable, strategy, parameter, value });
+    }
+
+    /// Warns of a port and a password of Redis without a host.
+    fn tell_hostless(&mut self, sink: &mut Sink) {
+        if self.redis.contains_key(REDIS_HOST) {
+            return;
+        }
+        for variable in std::mem::take(&mut self.redis).into_keys() {
+            let message = format!("`{variable}` has no effect: `{REDIS_HOST}` is not set");
+            sink.push(Diagnostic::new(Code::NoEffect, variable, message));
+        }
+    }
+
+    /// Warns that nothing connects to the Redis of AIBrix's variables, and `why`.
+    pub(super) fn tell_unread_redis(&self, why: &str, sink: &mut Sink) {
+        for variable in self.redis.keys() {
+            let message = format!("`{variable}` has no effect: {why}");
+            sink.push(Diagnostic::new(Code::NoEffect, *variable, message));
+        }
     }
 
     /// The URL of AIBrix's Redis; `None` if its variables name no host.
@@ -398,6 +477,38 @@ impl AibrixDefaults {
         match self.remote.is_used {
             Some(true) => Some(TokenizerKind::Remote),
             _ => self.tokenizer,
+        }
+    }
+
+    /// Warns of variables for the prefix index of the pool at `path` that the file outranks.
+    pub(super) fn tell_outranked(&self, file: &PrefixCache, path: &str, sink: &mut Sink) {
+        let is_other = |kind: TokenizerKind| file.tokenizer.as_ref().is_some_and(|at| at.value.kind.value != kind);
+        let remote = self.remote.is_used == Some(true);
+        let size = file.block_size.map(|at| at.value.to_string());
+        let kv_events = file.kv_events.as_ref().map(|_| "those of KV events".to_owned());
+        for (variable, other) in [
+            (
+                TOKENIZER_TYPE,
+                self.tokenizer.filter(|kind| !remote && is_other(*kind)).map(|_| "another tokenizer".to_owned()),
+            ),
+            (
+                USE_REMOTE,
+                Some(())
+                    .filter(|()| remote && is_other(TokenizerKind::Remote))
+                    .map(|()| "another tokenizer".to_owned()),
+            ),
+            (BLOCK_SIZE, self.block_size.and(size.or(kv_events))),
+            (
+                BLOCK_NUMBER,
+                self.max_blocks
+                    .and_then(|own| file.max_blocks.filter(|at| at.value != own))
+                    .map(|at| at.value.to_string()),
+            ),
+        ] {
+            if let Some(other) = other {
+                let message = format!("`{variable}` has no effect on `{path}`: the file says {other}");
+                sink.push(Diagnostic::new(Code::Overridden, variable, message));
+            }
         }
     }
 

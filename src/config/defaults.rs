@@ -76,3 +76,7 @@ pub(crate) const DEFAULT_KV_EVENTS_PORT: u16 = 5557;
 pub(crate) const DEFAULT_KV_EVENTS_TOPIC: &str = "";
 /// Most data-parallel ranks of one endpoint.
 pub(crate) const MAX_RANKS: u16 = 64;
+
+/// How pickers share state, for messages about settings of other products that do it in another way.
+pub(crate) const BY_SYNC: &str = "pickers share prompts and requests in flight over NATS, by `sync.nats.servers` or \
+                                  `--sync-nats-url`";

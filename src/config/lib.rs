@@ -17,11 +17,13 @@ mod endpoint_picker;
 pub mod localai_env;
 pub mod overrides;
 mod own;
+pub mod own_env;
 pub mod reference_env;
 pub mod schema;
 pub mod settings;
 mod tokenizer_url;
 mod validate;
+mod variables;
 
 use attache_scheduling::Registry;
 

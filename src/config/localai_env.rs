@@ -4,10 +4,12 @@
 //! An invalid value is an error that names the variable. A variable without a counterpart in Attaché is a warning. Read
 //! with the flags (`cli`), used by `validate`.
 
-use super::aibrix_env::{AibrixDefaults, is_of_service};
+use super::aibrix_env::AibrixDefaults;
 use super::decode::Sink;
+use super::defaults::BY_SYNC;
 use super::diagnostic::{Code, Diagnostic};
 use super::units::parse_duration;
+use super::variables::{is_of_service, unread};
 use attache_scheduling::policy::{Document, ModelPolicy, PolicyMap};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -38,7 +40,7 @@ const INSTEAD: [(&str, &str); 8] = [
     ("LOCALAI_MAX_CONCURRENT_REQUESTS", "`limits.models` and `flowControl` bound requests"),
     ("LOCALAI_MODEL_LOAD_WAIT", "Attaché starts no models; `flowControl` lets requests wait"),
     ("LOCALAI_MODEL_SCHEDULING_CONFIG", "write its list under `modelPolicies` of the configuration file"),
-    ("LOCALAI_NATS_URL", "pickers share no prompts; each one learns from the requests that it routes"),
+    ("LOCALAI_NATS_URL", BY_SYNC),
     ("LOCALAI_POSTGRES_URL", "Attaché keeps its state in memory, and needs no database"),
 ];
 
@@ -50,8 +52,8 @@ impl LocalaiEnv {
     /// Selects LocalAI's among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let ours = |name: &str| name.starts_with(PREFIX) && !is_of_service(name);
-        let set = variables.into_iter().filter(|(name, value)| ours(name) && !value.trim().is_empty());
+        let ours = |name: &str, value: &str| name.starts_with(PREFIX) && !is_of_service(name, value);
+        let set = variables.into_iter().filter(|(name, value)| ours(name, value) && !value.trim().is_empty());
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
 
@@ -71,9 +73,14 @@ impl LocalaiEnv {
     /// Adds the values to the defaults of all pools, and reports invalid ones to `sink`.
     pub(super) fn read(&self, defaults: &mut AibrixDefaults, sink: &mut Sink) {
         for name in self.0.keys().filter(|name| ![PREFIX_CACHE, TTL, SCHEDULING].contains(&name.as_str())) {
-            let known = INSTEAD.iter().find(|(known, _)| known == name);
-            let why = known.map_or("Attaché routes to model servers and runs no models", |(_, instead)| instead);
-            sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
+            let why = INSTEAD.iter().find(|(known, _)| known == name);
+            let known = INSTEAD.iter().map(|(known, _)| *known).chain([PREFIX_CACHE, TTL, SCHEDULING]);
+            sink.push(match why {
+                Some((_, instead)) => {
+                    Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {instead}"))
+                }
+                None => unread(name, "Attaché routes to model servers and runs no models", known),
+            });
         }
         match self.set(PREFIX_CACHE).map(switch) {
             Some(Some(on)) => {

@@ -2,6 +2,7 @@
 
 use super::aibrix_env::AibrixEnv;
 use super::localai_env::LocalaiEnv;
+use super::own_env::OwnEnv;
 use super::reference_env::ReferenceEnv;
 use attache_pool::Engine;
 use std::net::IpAddr;
@@ -60,6 +61,12 @@ pub struct Overrides {
     pub trust_client_headers: Option<bool>,
     /// `--conformance-headers`
     pub conformance_headers: Option<bool>,
+    /// `--destination-header`
+    pub destination_headers: Vec<String>,
+    /// `--destination-metadata-key`
+    pub destination_metadata_keys: Vec<String>,
+    /// `--destination-metadata-namespace`
+    pub destination_metadata_namespace: Option<String>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
     /// Flags about pods.
@@ -88,6 +95,8 @@ pub struct Overrides {
     pub aibrix: AibrixEnv,
     /// LocalAI's variables, which the file outranks.
     pub localai: LocalaiEnv,
+    /// Variables that begin with `ATTACHE_` and that no flag has.
+    pub own: OwnEnv,
     /// Variables of GIE's and llm-d's manifests.
     pub reference: ReferenceEnv,
     /// `--refresh-metrics-interval`

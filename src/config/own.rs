@@ -19,6 +19,9 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
     let flags = &sources.overrides;
     let overrides = Overrides {
         strategy: flags.strategy.clone(),
+        destination_headers: flags.destination_headers.clone(),
+        destination_metadata_keys: flags.destination_metadata_keys.clone(),
+        destination_metadata_namespace: flags.destination_metadata_namespace.clone(),
         aibrix: flags.aibrix.clone(),
         localai: flags.localai.clone(),
         refresh_metrics_interval: flags.refresh_metrics_interval,

@@ -4,9 +4,9 @@
 //!
 //! Read with the flags (`cli`), used by `validate`.
 
-use super::aibrix_env::is_of_service;
 use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
+use super::variables::{is_of_service, unread};
 use std::collections::BTreeMap;
 
 /// Prefixes of other pickers' variables. `LATENCY_` and `SD_` are absent, since variables of other programs begin so
@@ -69,23 +69,28 @@ impl ReferenceEnv {
     /// Selects the known ones among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let concerns = |name: &str| {
+        let concerns = |name: &str, value: &str| {
             let is_known = VARIABLES.iter().any(|(known, _, _)| *known == name);
-            is_known || (product(name).is_some() && !is_of_service(name))
+            is_known || (product(name).is_some() && !is_of_service(name, value))
         };
-        let set = |(name, value): &(String, String)| !value.trim().is_empty() && concerns(name);
+        let set = |(name, value): &(String, String)| !value.trim().is_empty() && concerns(name, value);
         Self(variables.into_iter().filter(set).collect())
     }
 
     /// Warns of each variable that asks for another behaviour.
     pub(super) fn tell(&self, sink: &mut Sink) {
         for (name, value) in &self.0 {
-            let why = match VARIABLES.iter().find(|(known, _, _)| known == name) {
+            sink.push(match VARIABLES.iter().find(|(known, _, _)| known == name) {
                 Some((_, as_it_is, _)) if as_it_is.contains(&value.trim().to_ascii_lowercase().as_str()) => continue,
-                Some((.., instead)) => (*instead).to_owned(),
-                None => format!("no setting of {} that is read here has this name", product(name).unwrap_or_default()),
-            };
-            sink.push(Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {why}")));
+                Some((.., instead)) => {
+                    Diagnostic::new(Code::NoEffect, name, format!("`{name}` has no effect: {instead}"))
+                }
+                None => {
+                    let of = product(name).unwrap_or_default();
+                    let why = format!("no setting of {of} that is read here has this name");
+                    unread(name, &why, VARIABLES.iter().map(|(known, ..)| *known))
+                }
+            });
         }
     }
 }

@@ -237,6 +237,14 @@ sections! {
     DestinationSection {
         "mode" => mode: Destination = word,
         "max" => max: usize,
+        "headers" => headers: Vec<At<String>>,
+        "metadata" => metadata: Vec<At<MetadataKey>>,
+        "strategyHeader" => strategy_header: String,
+    }
+    /// A key of dynamic metadata, with its namespace.
+    MetadataKey {
+        "namespace" => namespace: String,
+        "key" => key: String,
     }
     /// Scheme, port and path of an endpoint's metrics.
     MetricsSection {

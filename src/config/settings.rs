@@ -7,7 +7,7 @@ use attache_pool::health::HealthPolicy;
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::policy::PolicyMap;
 use attache_scheduling::registry::{BuildError, Registry};
-use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch};
+use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolMatch};
 use attache_scheduling::{Choices, Objective, Scheduler, SplitPolicy};
 use attache_types::limits::Limits;
 use std::collections::BTreeMap;
@@ -150,6 +150,8 @@ pub struct PoolSettings {
     pub by_request: Option<RequestSpec>,
     /// Whether Envoy gets one endpoint or a list with fallbacks.
     pub destination: Destination,
+    /// The names under which Envoy gets them.
+    pub destination_names: DestinationNames,
     /// The plugins that the names of its strategies mean.
     pub registry: Registry,
     /// Most endpoints in that list, the primary included.
@@ -241,6 +243,8 @@ pub struct PrefixSettings {
     pub isolate_tenants: bool,
     /// How long a request without a response counts as a cached prefix.
     pub claim_life: Duration,
+    /// Whether prompts in flight match others to the block, as in AIBrix's table, and not only at powers of two.
+    pub claim_every_block: bool,
     /// Whether Attaché chooses the data-parallel rank by cached prefix and load, instead of the model server.
     pub choose_rank: bool,
     /// Text blocks that change with every request and are left out of the keys, besides the built-in ones.

@@ -64,6 +64,9 @@ pub struct Direct {
     pub by_label: bool,
     /// Time limits of the prefill.
     pub bounds: AttemptLimits,
+    /// The gateway's message timeout, which runs during the prefill unless bodies are FULL_DUPLEX_STREAMED. Without
+    /// it, no prompt is prefilled first in other body modes.
+    pub message_timeout: Option<Duration>,
     /// How a request is handled if no prefill worker prefilled its prompt.
     pub fallback: Fallback,
     /// Scheme towards model servers, `http` or `https`.
@@ -101,6 +104,14 @@ impl Direct {
     #[must_use]
     pub fn with_connector_of(&self, prefill: &Endpoint) -> Self {
         Self { connector: self.connector_of(Some(prefill)), ..self.clone() }
+    }
+
+    /// The same policy with a prefill that ends before the gateway's message timeout.
+    #[must_use]
+    pub fn within_message_timeout(&self) -> Self {
+        // A tenth is left for the reply, so that a late prefill leads to the fallback and not to a timeout.
+        let most = self.message_timeout.map_or(Duration::ZERO, |timeout| timeout.mul_f64(0.9));
+        Self { bounds: AttemptLimits { timeout: self.bounds.timeout.min(most), ..self.bounds }, ..self.clone() }
     }
 
     /// Whether a prefill worker of the pool and the decode worker are called at the same time. As in AIBrix, the

@@ -22,7 +22,7 @@ use attache_flow::Refusal;
 use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
-use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
+use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
 use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
@@ -440,7 +440,11 @@ impl Exchange {
             // For a partial body, or one with trailers, there is no second attempt after background work.
             last: !matches!(point, DecisionPoint::Body(BodyEnd::Whole)),
             made: self.waits.made.as_deref(),
-            may_split: may_wait && is_whole,
+            prefill_time: match (is_whole, may_wait) {
+                (false, _) => PrefillTime::None,
+                (true, false) => PrefillTime::MessageTimeout,
+                (true, true) => PrefillTime::Unbounded,
+            },
             may_wait,
             opens: matches!(point, DecisionPoint::Headers(false)),
             has_turn: self.queueing.is_dequeued(),

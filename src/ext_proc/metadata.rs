@@ -4,6 +4,7 @@
 use attache_picker::head::Header;
 use attache_picker::in_flight::{Origin, ResponseHead};
 use attache_pool::Endpoint;
+use attache_scheduling::router::DESTINATION_NAMESPACE;
 use attache_scheduling::scheduler::Subset;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 use envoy_types::pb::google::protobuf::value::Kind;
@@ -12,8 +13,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Namespace of the destination and of the served endpoint.
-pub const LB_NAMESPACE: &str = "envoy.lb";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
@@ -38,7 +37,12 @@ pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
 /// The endpoint that served the request, as the gateway reports it in the metadata of the endpoint picker protocol.
 #[must_use]
 pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
-    metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(attache_picker::head::DESTINATION_SERVED).and_then(text)
+    metadata?
+        .filter_metadata
+        .get(DESTINATION_NAMESPACE)?
+        .fields
+        .get(attache_picker::head::DESTINATION_SERVED)
+        .and_then(text)
 }
 
 /// The endpoint that served the request after all retries; `None` if the gateway does not report it.
@@ -133,20 +137,32 @@ pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
     }
 }
 
-/// The destination as dynamic metadata `envoy.lb`, with the same value as the header, and the scores of endpoints if
-/// `scores` has any.
+/// The destination as dynamic metadata under each of `keys` (namespace and key), with the same value as the header, and
+/// the scores of endpoints in `envoy.lb` if `scores` has any.
 #[must_use]
-pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
-    let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };
-    let mut fields = HashMap::from([(attache_picker::head::DESTINATION.to_owned(), value)]);
+pub fn destination(keys: &[(Box<str>, Box<str>)], endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
+    let mut namespaces: HashMap<String, Value> = HashMap::with_capacity(1);
+    for (namespace, key) in keys {
+        put(&mut namespaces, namespace, key, Kind::StringValue(endpoints.to_owned()));
+    }
     if !scores.is_empty() {
         let number =
             |(e, s): &(Arc<Endpoint>, f64)| (e.authority.to_string(), Value { kind: Some(Kind::NumberValue(*s)) });
         let map = Struct { fields: scores.iter().map(number).collect() };
-        fields.insert(attache_picker::head::SCORES.to_owned(), Value { kind: Some(Kind::StructValue(map)) });
+        put(&mut namespaces, DESTINATION_NAMESPACE, attache_picker::head::SCORES, Kind::StructValue(map));
     }
-    let lb = Value { kind: Some(Kind::StructValue(Struct { fields })) };
-    Struct { fields: HashMap::from([(LB_NAMESPACE.to_owned(), lb)]) }
+    Struct { fields: namespaces }
+}
+
+/// Adds a value to the struct of its namespace.
+fn put(namespaces: &mut HashMap<String, Value>, namespace: &str, key: &str, kind: Kind) {
+    let value = Value { kind: Some(kind) };
+    if let Some(Value { kind: Some(Kind::StructValue(map)) }) = namespaces.get_mut(namespace) {
+        map.fields.insert(key.to_owned(), value);
+    } else {
+        let map = Struct { fields: HashMap::from([(key.to_owned(), value)]) };
+        namespaces.insert(namespace.to_owned(), Value { kind: Some(Kind::StructValue(map)) });
+    }
 }
 
 /// A number as dynamic metadata.

@@ -55,6 +55,7 @@ pub(crate) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig 
         _ => BlockUnit::Tokens(block_size),
     };
     CacheConfig {
+        claim_every_block: settings.claim_every_block,
         unit,
         max_bytes: settings.max_bytes,
         tenant_share: settings.tenant_share,

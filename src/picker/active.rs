@@ -1,5 +1,6 @@
 //! The part of the picker that a reload replaces: pools, limits, settings.
 
+use super::head::is_removed_from_all;
 use super::prefix::PoolPrefix;
 use super::queues::Queues;
 use super::quotas::Quotas;
@@ -10,6 +11,7 @@ use attache_scheduling::router::RouteFacts;
 use attache_scheduling::{Pool, Router, scheduler};
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Everything that belongs to one pool.
@@ -41,6 +43,8 @@ pub struct ActiveConfig {
     /// Limits of tenants and of models, at most one of each.
     pub quotas: Vec<Arc<Quotas>>,
     pools: Vec<Arc<PoolRuntime>>,
+    /// Headers that some pools set and others do not, and that no other rule removes.
+    unshared_headers: Vec<Box<str>>,
 }
 
 impl ActiveConfig {
@@ -48,8 +52,15 @@ impl ActiveConfig {
     #[must_use]
     pub fn new(pools: Vec<Arc<PoolRuntime>>, limits: Limits, settings: ExchangeSettings) -> Self {
         let router = Router::new(pools.iter().map(|runtime| runtime.pool.clone()).collect());
-        let least_loaded = scheduler::least_loaded();
-        Self { router, limits, settings, number: 0, least_loaded, quotas: Vec::new(), pools }
+        let (least_loaded, unshared_headers) = (scheduler::least_loaded(), unshared_headers(&pools));
+        Self { router, limits, settings, number: 0, least_loaded, quotas: Vec::new(), pools, unshared_headers }
+    }
+
+    /// Headers that must be removed from requests unless the pool of the request sets them: with them, a client would
+    /// name its server where a gateway routes by the header of another pool.
+    #[must_use]
+    pub fn unshared_headers(&self) -> &[Box<str>] {
+        &self.unshared_headers
     }
 
     /// The same with limits of tenants and models, one of each at most.
@@ -96,4 +107,15 @@ impl ActiveConfig {
             .get(position)
             .ok_or_else(|| RequestError::new(Reason::Internal, "the router selected a pool that does not exist"))
     }
+}
+
+/// Headers of destinations and strategies that some pools set and others do not, and that are not removed anyway.
+fn unshared_headers(pools: &[Arc<PoolRuntime>]) -> Vec<Box<str>> {
+    let names_of = |runtime: &PoolRuntime| -> BTreeSet<Box<str>> {
+        runtime.pool.destination_names.all_headers().map(Box::from).collect()
+    };
+    let all: Vec<BTreeSet<Box<str>>> = pools.iter().map(|runtime| names_of(runtime)).collect();
+    let union: BTreeSet<&Box<str>> = all.iter().flatten().collect();
+    let lacks_one = |name: &str| all.iter().any(|names| !names.contains(name));
+    union.into_iter().filter(|name| lacks_one(name) && !is_removed_from_all(name)).cloned().collect()
 }

@@ -25,7 +25,7 @@ use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
 use attache_protocol::{Api, Request};
 use attache_record::Booked;
-use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
+use attache_scheduling::choice::{Choice, Chosen, DEFAULT_STRATEGY_HEADER};
 use attache_scheduling::router::RouteFacts;
 use attache_scheduling::scheduler::Subset;
 use attache_scheduling::split::Decider;
@@ -118,8 +118,19 @@ pub struct RequestView<'a> {
     pub opens: bool,
     /// The queue has dequeued the request.
     pub has_turn: bool,
-    /// The gateway's body mode leaves time for a prefill on another worker, if Attaché calls that worker.
-    pub may_split: bool,
+    /// The time for a prefill on another worker, if Attaché calls that worker.
+    pub prefill_time: PrefillTime,
+}
+
+/// How long the gateway's body mode lets a prefill take before the request is dispatched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillTime {
+    /// No time: the body is not complete, or not shown.
+    None,
+    /// The gateway's message timeout runs.
+    MessageTimeout,
+    /// As long as the configuration allows.
+    Unbounded,
 }
 
 /// A decision, with everything that the rest of the stream needs.
@@ -133,6 +144,8 @@ pub struct Plan {
     pub client: ClientSlot,
     /// The strategy that chose them.
     pub strategy: Arc<dyn Strategy>,
+    /// Name of the strategy, as configurations and headers spell it.
+    pub strategy_name: Arc<str>,
     /// The profile that selected the strategy.
     pub profile: Option<Arc<str>>,
     /// The body was parsed, so the decision considers more than load.
@@ -288,7 +301,7 @@ pub fn decide_noting(
     })?;
     Ok(match entered.outcome {
         Progress::Stops(step) => step,
-        Progress::Placed(placed) => placed.into_step(entered.rewritten, entered.strategy, entered.profile),
+        Progress::Placed(placed) => placed.into_step(entered.rewritten, entered.choice, entered.profile),
     })
 }
 
@@ -304,7 +317,7 @@ enum Progress {
 pub(super) struct Entered<R> {
     pub(super) outcome: R,
     pub(super) rewritten: Rewritten,
-    pub(super) strategy: Arc<dyn Strategy>,
+    pub(super) choice: Choice,
     pub(super) profile: Option<Arc<str>>,
 }
 
@@ -352,7 +365,7 @@ pub(super) fn enter<R>(
     let chosen = runtime.pool.scheduler.choices.choose(&facts)?;
     let outcome = rest(&Deciding::new(scope, runtime, q, request, size, facts, &chosen), rng)?;
     let Chosen { choice, profile, .. } = chosen;
-    Ok(Entered { outcome, strategy: choice.strategy, profile, rewritten })
+    Ok(Entered { outcome, choice, profile, rewritten })
 }
 
 /// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it

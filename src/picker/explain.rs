@@ -3,7 +3,7 @@
 //! for `attache explain`.
 
 use super::active::ActiveConfig;
-use super::decide::{self, Deciding, RequestView, Scope, Seen, Unproposed};
+use super::decide::{self, Deciding, PrefillTime, RequestView, Scope, Seen, Unproposed};
 use super::head::{Head, Header};
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
@@ -179,7 +179,7 @@ fn request_view<'a>(
         opened: query.now,
         last: false,
         made: None,
-        may_split: true,
+        prefill_time: PrefillTime::Unbounded,
         may_wait: false,
         opens: false,
         has_turn: false,

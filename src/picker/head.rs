@@ -5,10 +5,9 @@ use super::tenant::Tenant;
 use attache_pool::health::ClientSlot;
 use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use attache_scheduling::plugin::HeaderSource;
+pub use attache_scheduling::router::DESTINATION;
 use smallvec::SmallVec;
 
-/// Header and dynamic metadata key of the destination, by which gateways route.
-pub const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// Dynamic metadata key of the endpoints' scores.
 pub const SCORES: &str = "x-gateway-destination-endpoint-scores";
 /// Dynamic metadata key of the endpoint that served the request, as gateways report it.
@@ -40,9 +39,9 @@ enum Reserved {
 const RESERVED: &[(&str, Reserved)] = &[
     // vLLM reports its load to the client.
     ("endpoint-load-metrics-format", Reserved::Untrusted),
-    // AIBrix.
+    // AIBrix. Its gateway connects to the address in `target-pod`.
     (DEFAULT_STRATEGY_HEADER, Reserved::Untrusted),
-    ("target-pod", Reserved::Untrusted),
+    ("target-pod", Reserved::Always),
     ("test-epp-endpoint-selection", Reserved::Always),
     ("x-conformance-test-served-endpoint", Reserved::Always),
     ("x-data-parallel-host-port", Reserved::Always),
@@ -326,6 +325,11 @@ impl Head {
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
         self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
     }
+}
+
+/// Whether this header is removed from every request, whoever sent it.
+pub(super) fn is_removed_from_all(name: &str) -> bool {
+    RESERVED.iter().any(|(reserved, who)| *reserved == name && *who == Reserved::Always)
 }
 
 /// Whether a reserved header has a name of this length and first letter. Most headers fail this cheap check.

@@ -195,6 +195,7 @@ mod tests {
         };
         let snapshot = PoolSnapshot::new(1, true, (0..3).map(endpoint).collect());
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Tokens(16),
             max_bytes: 1 << 20,
             tenant_share: 1.0,

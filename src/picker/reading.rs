@@ -30,6 +30,15 @@ pub(super) fn report_ignored(pool: &Pool, header: &str) {
     );
 }
 
+/// Logs that the gateway's body mode leaves no time for a prefill on another worker.
+pub(super) fn report_unsplit(pool: &Pool) {
+    tracing::warn!(
+        pool = %pool.name,
+        "prompts are not split between servers: in the gateway's body mode its message timeout runs during a prefill; \
+         send request bodies FULL_DUPLEX_STREAMED, or BUFFERED with `disaggregation.messageTimeout` of the pool"
+    );
+}
+
 /// Parses the body; `None` if there is no body, or if the body can't be parsed but the request is routed anyway.
 ///
 /// # Errors

@@ -121,12 +121,13 @@ impl PrefixCache {
             half_life: DEFAULT_HALF_LIFE,
             seed: config.seed,
         });
+        let claims = Claims::new(config.claim_life, config.seed);
         Self {
             index: Arc::new(index),
             space: KeySpace::new(config.seed),
             guesses: ArcSwap::default(),
             residents: Arc::default(),
-            claims: Claims::new(config.claim_life, config.seed),
+            claims: if config.claim_every_block { claims.at_every_depth() } else { claims },
             carried: Carried::new(DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES, config.seed),
             is_text,
             block_size: Arc::new(BlockSize::given(block_size)),

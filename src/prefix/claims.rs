@@ -2,7 +2,8 @@
 //! to one endpoint before any of them is cached, and engines do not evict blocks that they use.
 //!
 //! A claim records that a prompt is in flight to an endpoint. It has entries at the depths 1, 2, 4, 8, … blocks and at
-//! the prompt's full length: O(log blocks) memory. Its guard removes it when the response has ended or the request has
+//! the prompt's full length: O(log blocks) memory. With [`Claims::at_every_depth`] it has an entry for each of the first
+//! 4,096 blocks, as AIBrix's table. Its guard removes it when the response has ended or the request has
 //! failed. A claim is ignored when its response has not begun within its lifetime, as when a prefill hangs.
 
 use super::key::{BlockKey, BlockKeys};
@@ -17,6 +18,9 @@ use std::time::Duration;
 /// Default lifetime of a claim, 30 s: longer than the prefill of 100,000 tokens behind a full queue, shorter than
 /// the restart of a server.
 pub const DEFAULT_CLAIM_LIFE: Duration = Duration::from_secs(30);
+
+/// 4,096 blocks: up to here, claims at every depth have an entry for each block.
+const MAX_EVERY_DEPTH: usize = 4_096;
 
 /// Number of keys requested first; doubled as long as claims are found.
 const FIRST_LOOK: usize = 16;
@@ -38,6 +42,8 @@ pub struct Claims {
     table: Arc<ClaimTable>,
     life: Duration,
     seed: u64,
+    /// See [`Claims::at_every_depth`].
+    every_depth: bool,
 }
 
 /// The claim of one request; Drop removes it.
@@ -117,7 +123,18 @@ impl Claims {
     #[must_use]
     pub fn new(life: Duration, seed: u64) -> Self {
         let hasher = RandomState::with_seeds(seed, seed.rotate_left(17), !seed, seed ^ 0xC1A1_4D5E);
-        Self { table: Arc::new(DashMap::with_hasher(hasher)), life, seed }
+        Self { table: Arc::new(DashMap::with_hasher(hasher)), life, seed, every_depth: false }
+    }
+
+    /// The same, whose claims match a prompt to the block.
+    #[must_use]
+    pub fn at_every_depth(self) -> Self {
+        Self { every_depth: true, ..self }
+    }
+
+    /// Whether claims of longer prompts have an entry at this depth.
+    fn has_entry(&self, depth: usize) -> bool {
+        depth.is_power_of_two() || self.every_depth && depth <= MAX_EVERY_DEPTH
     }
 
     /// Claims these first blocks of a prompt for `endpoint` until the guard is dropped.
@@ -127,7 +144,7 @@ impl Claims {
         let mut chain = self.seed;
         for (depth, key) in (1usize..).zip(keys) {
             chain = step(chain, depth, *key);
-            if depth.is_power_of_two() || depth == keys.len() {
+            if self.has_entry(depth) || depth == keys.len() {
                 points.push(chain);
             }
         }
@@ -171,14 +188,14 @@ impl Claims {
                 depth += 1;
                 chain = step(chain, depth, *key);
                 let whole = last_look && depth == total;
-                if !depth.is_power_of_two() && !whole {
+                let has_entry = self.has_entry(depth);
+                if !has_entry && !whole {
                     continue;
                 }
                 if self.table.contains_key(&chain) {
                     points.push((chain, u32::try_from(depth).unwrap_or(u32::MAX)));
-                } else if depth.is_power_of_two() {
-                    // A claim at a shorter prompt's full length does not end the search at the next power of two; one
-                    // at a power of two does.
+                } else if has_entry {
+                    // A claim at a shorter prompt's full length does not end the search; a depth without one does.
                     return points;
                 }
             }
@@ -270,6 +287,26 @@ mod tests {
         assert_eq!(found(&claims, &keys, NOW), [(A, 100)], "the second request is still in flight");
         drop(second);
         assert_eq!((found(&claims, &keys, NOW), claims.len()), (vec![], 0), "the table is empty");
+    }
+
+    #[test]
+    fn claims_at_every_depth_match_to_the_block() {
+        let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7).at_every_depth();
+        let keys = prompt(100, 1);
+        let claim = claims.claim(A, &keys, NOW);
+        for shared in [1, 3, 40, 63, 64, 65, 99, 100] {
+            let mut other = keys[..shared].to_vec();
+            other.extend(prompt(50, 2));
+            assert_eq!(found(&claims, &other, NOW), [(A, shared as u32)]);
+            assert_eq!(found(&claims, &keys[..shared], NOW), [(A, shared as u32)]);
+        }
+        assert_eq!(found(&claims, &prompt(100, 2), NOW), []);
+        let long = prompt(3 * MAX_EVERY_DEPTH as u64, 3);
+        let beyond = claims.claim(B, &long, NOW);
+        assert_eq!(found(&claims, &long[..MAX_EVERY_DEPTH - 1], NOW), [(B, MAX_EVERY_DEPTH as u32 - 1)]);
+        assert_eq!(found(&claims, &long, NOW), [(B, long.len() as u32)]);
+        drop((claim, beyond));
+        assert!(claims.is_empty(), "nothing is left");
     }
 
     #[test]

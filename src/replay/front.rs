@@ -7,7 +7,7 @@
 use super::legs::{Patience, PrefillLegs};
 pub(super) use arrival::{Arrival, Attempted, Waiting};
 use attache_flow::{PoolFlow, Refusal};
-use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
+use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
 use attache_picker::event::Unobserved;
 use attache_picker::head::{FAIRNESS_ID, Head, Header};
 use attache_picker::prefilling::Prefilling;
@@ -313,7 +313,7 @@ impl Front {
             may_wait: true,
             opens: false,
             has_turn: admitted.is_some(),
-            may_split: true,
+            prefill_time: PrefillTime::Unbounded,
         };
         self.note_model(request.adapter.as_deref().unwrap_or(base));
         let step = decide::decide(&self.picker, &self.active, &view, &mut allowance, &mut rng.clone());

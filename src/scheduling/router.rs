@@ -118,6 +118,40 @@ pub enum Destination {
     List,
 }
 
+/// Request header and dynamic metadata key of the destination in the endpoint picker protocol.
+pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// Namespace of that metadata key.
+pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
+
+/// Under which names the gateway gets the destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DestinationNames {
+    /// Request headers, lower case. Never empty.
+    pub headers: Vec<Box<str>>,
+    /// Keys of dynamic metadata, each after its namespace.
+    pub metadata: Vec<(Box<str>, Box<str>)>,
+    /// Request header, lower case, that gets the name of the deciding strategy. AIBrix's gateway selects its route by
+    /// this header.
+    pub strategy_header: Option<Box<str>>,
+}
+
+impl Default for DestinationNames {
+    fn default() -> Self {
+        Self {
+            headers: vec![DESTINATION.into()],
+            metadata: vec![(DESTINATION_NAMESPACE.into(), DESTINATION.into())],
+            strategy_header: None,
+        }
+    }
+}
+
+impl DestinationNames {
+    /// Every request header that Attaché sets under these names.
+    pub fn all_headers(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().chain(&self.strategy_header).map(|name| &**name)
+    }
+}
+
 /// The parts of a pool that serve requests.
 #[derive(Debug)]
 pub struct Pool {
@@ -141,6 +175,8 @@ pub struct Pool {
     pub stale_after: Duration,
     /// How the picked endpoints are passed to the gateway.
     pub destination: Destination,
+    /// The names under which the gateway gets them.
+    pub destination_names: DestinationNames,
     /// How a split request's prompt is prefilled on another server; `None` splits none.
     pub disagg: Option<Arc<attache_disagg::Mode>>,
     /// Model of requests without one.
@@ -314,6 +350,7 @@ impl Router {
                         Reason::NoPool,
                         "every pool selects requests by model, and this request names none",
                     )
+                    .param("model")
                 },
                 |model| self.unknown_model(model),
             )),
@@ -350,7 +387,6 @@ impl Router {
             None => {
                 let message = format!("there is no pool `{}`; there are: {}", shown(name), self.names());
                 Err(RequestError::new(Reason::NoPool, message))
-                    .param("model")
             }
         }
     }

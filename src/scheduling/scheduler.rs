@@ -29,6 +29,7 @@ use attache_types::rng::PickRng;
 use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Endpoints that the gateway allows, from its subset hint. An entry without a port allows every port of the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,6 +86,8 @@ pub struct Scheduler {
     wanted: usize,
     split: Option<SplitPolicy>,
     objective: Objective,
+    /// Whether a request that could not be split for the gateway's body mode is still to be reported.
+    may_report_unsplit: AtomicBool,
 }
 
 /// Whether a decision explains the figures of each part of the algorithm.
@@ -98,10 +101,23 @@ pub enum Explain {
 }
 
 impl Scheduler {
+    /// Whether to report that a request was not split because the gateway's body mode leaves no time. True once.
+    #[must_use]
+    pub fn report_unsplit(&self) -> bool {
+        self.may_report_unsplit.load(Relaxed) && self.may_report_unsplit.swap(false, Relaxed)
+    }
+
     /// A scheduler that decides by `choices`; a decision has up to `wanted` endpoints.
     #[must_use]
     pub fn new(choices: Choices, health: HealthPolicy, wanted: usize) -> Self {
-        Self { choices, health, wanted: wanted.max(1), split: None, objective: Objective::default() }
+        Self {
+            choices,
+            health,
+            wanted: wanted.max(1),
+            split: None,
+            objective: Objective::default(),
+            may_report_unsplit: AtomicBool::new(true),
+        }
     }
 
     /// Sets the policy for splitting requests over prefill and decode servers.

@@ -315,6 +315,7 @@ impl Trial {
 /// An empty prefix cache with blocks of 16 tokens.
 pub fn prefix_cache() -> PrefixCache {
     PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(16),
         max_bytes: 1 << 20,
         tenant_share: 1.0,

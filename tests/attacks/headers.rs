@@ -1,5 +1,6 @@
 //! Client headers that could override the picker's decision, and server addresses in responses.
 
+use crate::coming_from::aibrix::MANIFEST;
 use crate::disagg::{COURSE, PREFILL, request};
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -85,7 +86,9 @@ fn names(received: &str) -> Vec<String> {
 async fn server_steering_headers_pass_from_trusted_clients_only() {
     let echo = Echo::start().await;
     let modes = [Mode::FullDuplex, Mode::Streamed, Mode::Buffered, Mode::None];
-    let mut all: Vec<String> = STEERING.iter().chain(&["x-session-id"]).map(|name| (*name).to_owned()).collect();
+    let passes = |name: &&&str| **name != "target-pod";
+    let mut all: Vec<String> =
+        STEERING.iter().filter(passes).chain(&["x-session-id"]).map(|name| (*name).to_owned()).collect();
     all.sort();
     for (trusted, expected) in [(false, vec!["x-session-id".to_owned()]), (true, all)] {
         let picker = AttacheProcess::configured(&format!(
@@ -169,4 +172,91 @@ async fn split_responses_hide_server_addresses_unless_configured() {
         }
         picker.assert_settled().await;
     }
+}
+
+/// Sends every kind of request with headers that name `other`, and returns the server and the headers that it got.
+async fn naming(to: SocketAddr, http: Http, other: SocketAddr) -> Vec<(u16, String, String)> {
+    let mut replies = Vec::new();
+    for (method, path, content_type, encoding, body) in REQUESTS {
+        let target = format!("{path}?tell=target-pod,x-my-server");
+        let mut request = client::request(method, to, http, &target, Payload::sized(Bytes::from_static(body)));
+        let headers = request.headers_mut();
+        headers.insert("content-type", HeaderValue::from_static(content_type));
+        if !encoding.is_empty() {
+            headers.insert("content-encoding", HeaderValue::from_static(encoding));
+        }
+        headers.insert("routing-strategy", HeaderValue::from_static("random"));
+        let other = HeaderValue::from_str(&other.to_string()).expect("a header value");
+        for name in ["target-pod", "x-my-server", "x-gateway-destination-endpoint"] {
+            headers.append(name, other.clone());
+            headers.append(name, other.clone());
+        }
+        let reply = client::send(to, http, request).await.expect("a response");
+        let told = reply.header("x-echo-told").to_owned();
+        replies.push((reply.status.as_u16(), reply.header("x-echo-server").to_owned(), told));
+    }
+    replies
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn target_pod_of_a_client_never_steers() {
+    for trusted in [false, true] {
+        let (pool, named) = (Echo::start().await, Echo::start().await);
+        let text = format!(
+            "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{trustClientHeaders: {trusted}}}\n\
+             pools: [{{name: default, endpoints: ['{}']}}]\n",
+            pool.address
+        );
+        let picker = AttacheProcess::configured_with(&text, &MANIFEST).await;
+        let envoy = EnvoyProcess::alone(&by_header("target-pod.yaml", &picker)).await;
+        let server = pool.address.to_string();
+        for http in [Http::H1, Http::H2] {
+            for (status, served, told) in naming(envoy.listener("inference"), http, named.address).await {
+                let destinations: Vec<&str> = told.split(';').filter_map(|t| t.strip_prefix("target-pod=")).collect();
+                assert_eq!((status, &served, destinations.as_slice()), (200, &server, [server.as_str()].as_slice()));
+            }
+        }
+        assert_eq!(named.requests(), 0, "trusted: {trusted}");
+        picker.assert_settled().await;
+    }
+}
+
+/// Envoy fails open, and no picker removes what the client sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn target_pod_of_a_client_never_steers_without_a_picker() {
+    let (pool, named) = (Echo::start().await, Echo::start().await);
+    let picker = AttacheProcess::start(&[pool.address], &[]).await;
+    let bootstrap = by_header("target-pod.yaml", &picker);
+    assert_eq!(bootstrap.matches("failure_mode_allow: false").count(), 1);
+    let open = bootstrap.replace("failure_mode_allow: false", "failure_mode_allow: true");
+    let envoy = EnvoyProcess::alone(&open).await;
+    drop(picker);
+    for http in [Http::H1, Http::H2] {
+        for (status, server, _) in naming(envoy.listener("inference"), http, named.address).await {
+            assert_eq!((status, server.as_str()), (503, ""), "no server is named");
+        }
+    }
+    assert_eq!((pool.requests(), named.requests()), (0, 0));
+}
+
+/// A pool sends a header that another pool does not: through the other pool, a client's own must not pass.
+#[tokio::test(flavor = "multi_thread")]
+async fn destination_header_of_one_pool_never_passes_through_another() {
+    let (pool, named) = (Echo::start().await, Echo::start().await);
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: default, endpoints: ['{server}']}}\n\
+         - {{name: other, match: {{models: [x]}}, endpoints: ['{server}'], \
+         destination: {{headers: [x-gateway-destination-endpoint, x-my-server], strategyHeader: x-my-strategy}}}}\n",
+        server = pool.address
+    );
+    let picker = AttacheProcess::configured(&text).await;
+    let modes = [Mode::FullDuplex, Mode::Streamed, Mode::Buffered, Mode::None];
+    let envoy = EnvoyProcess::alone(&bootstrap(&modes, picker.grpc)).await;
+    for mode in modes {
+        for reply in naming(envoy.listener(&mode.name()), Http::H1, named.address).await {
+            assert_eq!(reply, (200, pool.address.to_string(), String::new()), "{mode:?}");
+        }
+    }
+    assert_eq!(named.requests(), 0);
+    picker.assert_settled().await;
 }

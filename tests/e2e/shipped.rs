@@ -1,5 +1,6 @@
 //! The bootstraps in `envoy/`: each is valid and serves requests with only its ports changed.
 
+use crate::coming_from::aibrix::MANIFEST;
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{chat, sha256};
 use crate::support::client;
@@ -87,6 +88,40 @@ async fn buffered_bootstrap_serves_requests() {
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
     assert_serves_requests(&envoy).await;
+    picker.assert_settled().await;
+}
+
+/// The bootstrap with AIBrix's routes: a request goes to its server once it has the header `routing-strategy`, and the
+/// route that it has before leads nowhere.
+fn by_strategy(picker: &AttacheProcess) -> String {
+    const ALL: &str = "- match: {prefix: /}\n";
+    let bootstrap = by_header("target-pod.yaml", picker);
+    assert_eq!(bootstrap.matches(ALL).count(), 1);
+    let decided =
+        "- match: {prefix: /, headers: [{name: routing-strategy, string_match: {safe_regex: {regex: \".*\"}}}]}\n";
+    let before = "              - match: {prefix: /}\n                route: {cluster: picker}\n";
+    let (head, rest) = bootstrap.split_once(ALL).expect("the route");
+    let (route, rest) = rest.split_once('\n').expect("its cluster");
+    format!("{head}{decided}{route}\n{before}{rest}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn target_pod_bootstrap_serves_requests_with_aibrix_environment() {
+    let [echo, other] = [Echo::start().await, Echo::start().await];
+    let pool = |server: &Echo| {
+        format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, endpoints: ['{}']}}]\n", server.address)
+    };
+    let picker = AttacheProcess::configured_with(&pool(&echo), &MANIFEST).await;
+    let envoy = EnvoyProcess::start(&by_strategy(&picker)).await;
+    assert_serves_requests(&envoy).await;
+    picker.assert_settled().await;
+    // The same by flags and keys, without AIBrix's variables.
+    let named = pool(&other).replace("endpoints", "destination: {strategyHeader: routing-strategy}, endpoints");
+    let arguments = ["--config-text", &named, "--destination-header", "target-pod"].map(str::to_owned);
+    let picker = AttacheProcess::with_arguments(&arguments).await;
+    let envoy = envoy.beside(&by_strategy(&picker)).await;
+    assert_serves_requests(&envoy).await;
+    assert_eq!(echo.requests(), other.requests());
     picker.assert_settled().await;
 }
 

@@ -191,6 +191,7 @@ impl Plan {
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let scheduler = Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split);
         let cache = CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Tokens(self.engines[0].block_size),
             max_bytes: 256 << 20,
             tenant_share: 1.0,

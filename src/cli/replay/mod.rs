@@ -448,6 +448,7 @@ fn front(
         None => settings.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
     };
     let cache = CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(block_size),
         max_bytes: settings.prefix.max_bytes,
         tenant_share: settings.prefix.tenant_share,

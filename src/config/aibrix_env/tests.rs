@@ -21,6 +21,7 @@ fn every_variable_of_the_table_is_taken() {
             Meaning::TokenizerPool(PoolVariable::Use) => "true",
             Meaning::TokenizerPool(PoolVariable::Template) => "http://%s:8000",
             Meaning::KvConnector => "shfs",
+            Meaning::Redis if *name == REDIS_PORT => "6379",
             Meaning::Redis => "redis",
             Meaning::BlockNumber | Meaning::TokenizerPool(_) | Meaning::PrefillTimeout => "60",
             Meaning::Parameter(_, "targetGPU", _) => "A6000",
@@ -30,10 +31,12 @@ fn every_variable_of_the_table_is_taken() {
             Meaning::Parameter(..) => "7",
             Meaning::Nothing(_) => "true",
         };
-        let (_, diagnostics) = read(&[(name, value)]);
+        let (_, diagnostics) = read(&[(name, value), (REDIS_HOST, "redis")]);
         let codes: Vec<Code> = diagnostics.iter().map(|d| d.code).collect();
-        let expected = if matches!(meaning, Meaning::Nothing(_)) { vec![Code::NoEffect] } else { vec![] };
+        let is_void = matches!(meaning, Meaning::Nothing(_));
+        let expected = if is_void { vec![Code::NoEffect] } else { vec![] };
         assert_eq!(codes, expected, "{name}: {diagnostics:?}");
+        assert!(!is_void || read(&[(name, "false")]).1.is_empty(), "{name}: off, as it is here");
     }
     let (defaults, _) = read(&[
         ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "128"),
@@ -65,6 +68,7 @@ fn invalid_value_is_an_error_naming_the_variable() {
         ("AIBRIX_PREFILL_SCORE_POLICY", "token_load", "`pd`"),
         ("AIBRIX_DECODE_SCORE_RATIO_THRESHOLD", "-1", "`pd`"),
         ("AIBRIX_PROMPT_LENGTH_BUCKETING", "maybe", "true, false"),
+        ("REDIS_PORT", "many", "1 to 65535"),
     ] {
         let (_, diagnostics) = read(&[(name, value)]);
         let [error] = diagnostics.as_slice() else { panic!("{name}: {diagnostics:?}") };
@@ -136,6 +140,23 @@ fn compat_variable_reaches_every_strategy_that_has_an_exact_form() {
     assert!(diagnostics.is_empty());
     assert_eq!(off.parameters("vtc-basic", Value::Null), Value::Null);
     assert!(read(&[("ATTACHE_AIBRIX_COMPAT", "yes")]).1.iter().any(Diagnostic::is_error));
+}
+
+/// The environment of AIBrix's published gateway manifest names no strategy.
+#[test]
+fn aibrix_environment_implies_its_documented_strategy() {
+    let implied = |variables| {
+        let (mut defaults, _) = read(variables);
+        defaults.imply_strategy();
+        (defaults.strategy, defaults.strategy_variable, defaults.is_implied)
+    };
+    let random = Some("random".to_owned());
+    assert_eq!(implied(&[(TOKENIZER_TYPE, "character")]), (random, TOKENIZER_TYPE, true));
+    let named = implied(&[(TOKENIZER_TYPE, "character"), ("ROUTING_ALGORITHM", "pd")]);
+    assert_eq!(named, (Some("pd".to_owned()), "ROUTING_ALGORITHM", false));
+    for of_others in [&[("REDIS_HOST", "redis")][..], &[("AIBRIX_NEW", "1")], &[("ATTACHE_AIBRIX_COMPAT", "true")]] {
+        assert_eq!(implied(of_others), (None, "", false), "{of_others:?}");
+    }
 }
 
 #[test]

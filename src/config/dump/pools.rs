@@ -66,7 +66,15 @@ pub(super) fn pool(p: &PoolSettings) -> Value {
             "filterHeader": r.filter_header,
             "allow": r.allowed.iter().map(strategy).collect::<Vec<_>>(),
         })),
-        "destination": {"mode": p.destination, "max": max_destinations},
+        "destination": {
+            "mode": p.destination,
+            "max": max_destinations,
+            "headers": p.destination_names.headers,
+            "metadata": p.destination_names.metadata.iter().map(|(namespace, key)| {
+                json!({"namespace": namespace, "key": key})
+            }).collect::<Vec<_>>(),
+            "strategyHeader": p.destination_names.strategy_header,
+        },
         "endpoints": p.endpoints.iter().map(endpoint).collect::<Vec<_>>(),
         "dns": p.dns.iter().map(dns).collect::<Vec<_>>(),
         "endpointsFile": p.file.as_ref().map(|file| json!({
@@ -247,6 +255,7 @@ fn disaggregation(d: &Disaggregation) -> Value {
             "mode": "direct",
             "connector": if direct.by_label { BY_LABEL } else { direct.connector.name() },
             "prefillTimeout": show_duration(direct.bounds.timeout),
+            "messageTimeout": direct.message_timeout.map(show_duration),
             "hedgeAfter": direct.bounds.hedge_after.map(show_duration),
             "fallback": direct.fallback,
             "scheme": direct.scheme,

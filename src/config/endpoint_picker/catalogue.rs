@@ -1,6 +1,7 @@
 //! All plugin types of GIE (to v1.5) and llm-d (to v0.10), and how each is handled. Extend this
 //! list to support another type.
 
+use super::super::defaults::BY_SYNC;
 use super::mapping::{self, Mapped};
 use attache_config_schema::decode::{Fields, Sink};
 use attache_scheduling::Registry;
@@ -273,11 +274,7 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         &[Slot::Source],
         PluginHandling::Idle("the pool's own objects in Kubernetes are watched without it", None),
     ),
-    other(
-        "local-syncer",
-        &[Slot::Syncer],
-        PluginHandling::Idle("replicas do not share what they know in this version", None),
-    ),
+    other("local-syncer", &[Slot::Syncer], PluginHandling::Idle(BY_SYNC, None)),
     other("dcgm-data-source", &[Slot::Source], PluginHandling::Idle(DCGM, None)),
     other("dcgm-extractor", &[Slot::Extractor], PluginHandling::Idle(DCGM, None)),
     other("file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::file_discovery)),

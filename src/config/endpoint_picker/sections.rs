@@ -1,6 +1,7 @@
 //! The sections besides `plugins`, profiles and flow control: feature gates, data layer, parsers. Structure and
 //! references are checked as upstream does; most of their content is always in effect in Attaché.
 
+use super::super::defaults::BY_SYNC;
 use super::catalogue::Slot;
 use super::mapping::{Mapped, ignored};
 use super::plugins::Plugins;
@@ -126,8 +127,7 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
             mapped.endpoints.engine = Some(At { value: Engine::None, span: f.span });
         }
         section(f, "discovery", sink, |f, sink| discovery(f, plugins, mapped, sink));
-        let alone = "replicas do not share what they know in this version";
-        ignored(f, &["peerDiscovery", "crossReplicaSyncInterval"], alone, sink);
+        ignored(f, &["peerDiscovery", "crossReplicaSyncInterval"], BY_SYNC, sink);
         if let Some(at) = f.get::<String>("crossReplicaSyncerPluginRef", sink) {
             plugins.in_slot(&at, Slot::Syncer, &f.path_of("crossReplicaSyncerPluginRef"), sink);
         }

@@ -44,6 +44,7 @@ sections! {
         "decider" => decider: Decider,
         "together" => together: Vec<At<String>>,
         "prefillTimeout" => prefill_timeout: Duration,
+        "messageTimeout" => message_timeout: Duration,
         "hedgeAfter" => hedge_after: Duration,
         "fallback" => fallback: Fallback = word,
         "scheme" => scheme: Scheme,

@@ -2,7 +2,7 @@
 
 use super::{given, positive};
 use crate::aibrix_env::AibrixDefaults;
-use crate::schema::{self, DeciderKind, DisaggregationMode, Scheme};
+use crate::schema::{self, DeciderKind, DisaggregationMode, Opt, Scheme};
 use crate::settings::Disaggregation;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// The connector that most model servers support.
 const DEFAULT_CONNECTOR: &str = "nixl";
+
+/// 60 s: `messageTimeout` of the EnvoyExtensionPolicy that AIBrix installs.
+const AIBRIX_MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The labels of an endpoint, including its `role`.
 pub(super) fn labels(
@@ -123,7 +126,8 @@ fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
 
 /// The mode in which a sidecar sends the prefill leg; warns of keys that only apply to Attaché's own calls.
 fn header_mode(file: &schema::Disaggregation, path: &str, sink: &mut Sink) -> Mode {
-    let direct_only: [(&str, Option<_>); 9] = [
+    let direct_only: [(&str, Option<_>); 10] = [
+        ("messageTimeout", file.message_timeout.map(|at| at.span)),
         ("connector", file.connector.as_ref().map(|at| at.span)),
         ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
         ("hedgeAfter", file.hedge_after.map(|at| at.span)),
@@ -230,6 +234,7 @@ fn disaggregation(
         connector: descriptor.connector,
         by_label,
         bounds: AttemptLimits { timeout, hedge_after },
+        message_timeout: message_timeout(file.message_timeout, path, env, sink),
         fallback: given(file.fallback, if exact { Fallback::Fail } else { Fallback::default() }),
         scheme: scheme.into(),
         path_prefix: path_prefix.into(),
@@ -238,6 +243,12 @@ fn disaggregation(
         decoder_blocks_ttl: given(file.decoder_blocks_ttl, DEFAULT_DECODER_BLOCKS_TTL),
     };
     Some(Disaggregation { split, mode: Mode::Direct(direct) })
+}
+
+/// The gateway's message timeout: that of the file, else AIBrix's where its environment is set.
+fn message_timeout(file: Opt<Duration>, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> Option<Duration> {
+    let Some(at) = file else { return env.is_aibrix().then_some(AIBRIX_MESSAGE_TIMEOUT) };
+    Some(positive(&format!("{path}.messageTimeout"), Some(at), AIBRIX_MESSAGE_TIMEOUT, sink))
 }
 
 fn decider(file: Option<&At<schema::Decider>>, path: &str, sink: &mut Sink) -> Decider {

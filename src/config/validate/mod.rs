@@ -1,5 +1,7 @@
 //! Merges flags, file and defaults, and checks combinations.
 
+mod aibrix;
+mod destination;
 mod disaggregation;
 mod flow;
 pub use flow::recommended as recommended_flow;
@@ -42,6 +44,8 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     let mut exchange = self::exchange(exchange, flags, sink);
     let mut env = flags.aibrix.read(registry, sink);
     flags.localai.read(&mut env, sink);
+    flags.own.tell(sink);
+    env.imply_strategy();
     let of_env = slo::redis(&env);
     let file_redis_at = redis.as_ref().map(|at| at.span);
     let redis_at = file_redis_at.or(of_env.as_ref().map(|_| Span::default()));
@@ -82,18 +86,21 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     }
     let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
     check_leases(election, status, of_cluster, sink);
-    check_redis(&mut settings, &strategies, redis_at, file_redis_at, sink);
+    check_redis(&mut settings, &strategies, redis_at, file_redis_at, &env, sink);
+    if !flags.one_pool {
+        aibrix::tell_unused(&settings, &env, sink);
+    }
     settings
 }
 
 /// Checks the settings that need Redis, and warns of a Redis server that nothing reads. `redis_at` is the position of
-/// its settings, and `file_redis_at` the same if they are in the file. Unread settings from AIBrix's variables are
-/// dropped without a warning, since AIBrix's other strategies use these variables too.
+/// its settings, and `file_redis_at` the same if they are in the file.
 fn check_redis(
     settings: &mut Settings,
     strategies: &[(usize, Span)],
     redis_at: Option<Span>,
     file_redis_at: Option<Span>,
+    env: &AibrixDefaults,
     sink: &mut Sink,
 ) {
     let all_pools = || settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
@@ -103,8 +110,14 @@ fn check_redis(
     if !is_read {
         match file_redis_at {
             Some(span) => tenants::tell_unread(span, sink),
-            None => settings.redis = None,
+            None => {
+                settings.redis = None;
+                env.tell_unread_redis("no strategy reads profiles in Redis, and no limit is counted there", sink);
+            }
         }
+    }
+    if file_redis_at.is_some() {
+        env.tell_unread_redis("the file has `redis`", sink);
     }
 }
 

@@ -4,7 +4,8 @@ use super::matches::{check_matches, matches};
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
 use super::{
-    disaggregation, flow, given, kubernetes, objective, pick, pick_or, positive, prefix, queued, slo, strategies,
+    destination, disaggregation, flow, given, kubernetes, objective, pick, pick_or, positive, prefix, queued, slo,
+    strategies,
 };
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
@@ -99,7 +100,7 @@ fn pool_of_flags(
         None => flow::shedding(flow::Room::unknown(), sink).filter(|_| flags.kubernetes.any()),
     };
     let flow = queued::of_users(flow, &strategy.name, flags);
-    let is_aibrix = of_env || strategies::is_exact_prefix_cache(&strategy);
+    let form = strategies::aibrix_form(of_env, &strategy, env);
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
@@ -111,6 +112,7 @@ fn pool_of_flags(
         rules: Vec::new(),
         by_request,
         destination: Destination::default(),
+        destination_names: destination::names(&mut schema::DestinationSection::default(), "pools[0]", flags, env, sink),
         registry: registry.clone(),
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
@@ -119,7 +121,7 @@ fn pool_of_flags(
         kubernetes,
         scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
-        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", is_aibrix, env, sink),
+        prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", form, env, sink),
         disaggregation: split,
         objective: None,
         flow,
@@ -193,7 +195,7 @@ fn pool(
     sink: &mut Sink,
 ) -> Entry {
     let path = format!("pools[{index}]");
-    let pool = at.value;
+    let mut pool = at.value;
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, registry, flags, env, sink);
     let rules = strategies::rules(&pool.strategies, &path, registry, env, sink);
     let Sources { endpoints, dns, file, kubernetes, search } = sources(&pool, &path, flags, sink);
@@ -217,7 +219,7 @@ fn pool(
     let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
     let flow = flow_control(pool.flow_control, room, of_cluster, &path, sink);
     let flow = queued::of_users(flow, &strategy.name, flags);
-    let is_aibrix = of_env || strategies::is_exact_prefix_cache(&strategy);
+    let form = strategies::aibrix_form(of_env, &strategy, env);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -229,8 +231,9 @@ fn pool(
         rules,
         by_request,
         destination: given(pool.destination.mode, Destination::default()),
+        max_destinations: destination::most(&pool.destination, &path, sink),
+        destination_names: destination::names(&mut pool.destination, &path, flags, env, sink),
         registry: registry.clone(),
-        max_destinations: destinations(&pool.destination, &path, sink),
         endpoints,
         dns,
         file,
@@ -240,7 +243,7 @@ fn pool(
         prefix: prefix::prefix(
             pool.prefix_cache.map(|at| at.value).unwrap_or_default(),
             &format!("{path}.prefixCache"),
-            is_aibrix,
+            form,
             env,
             sink,
         ),
@@ -492,21 +495,6 @@ fn targets(rule: &schema::Rewrite, path: &str, sink: &mut Sink) -> Vec<RewriteTa
         sink.push(Diagnostic::new(Code::ZeroWeights, format!("{path}.targets"), message).at(list.span));
     }
     read
-}
-
-fn destinations(file: &schema::DestinationSection, path: &str, sink: &mut Sink) -> usize {
-    let Some(at) = file.max else { return DEFAULT_MAX_DESTINATIONS };
-    if !(1..=16).contains(&at.value) {
-        sink.out_of_range(at.span, &format!("{path}.destination.max"), at.value, "1 to 16");
-    } else if file.mode.is_none_or(|m| m.value == Destination::Single) && at.value > 1 {
-        let message = "`max` has no effect: a single endpoint is named";
-        sink.push(
-            Diagnostic::new(Code::NoEffect, format!("{path}.destination.max"), message)
-                .at(at.span)
-                .help("add `mode: list`"),
-        );
-    }
-    at.value
 }
 
 fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink) -> ScrapeSettings {

@@ -28,15 +28,25 @@ fn check_ranges(block_size: Opt<u32>, max_bytes: Opt<Bytes>, tenant_share: Opt<f
     }
 }
 
-/// Checks the section. `is_aibrix`: AIBrix's variable names the pool's strategy, or it decides as in AIBrix.
+/// How far a pool routes as in AIBrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AibrixForm {
+    /// AIBrix's variables name the pool's strategy, or it decides as in AIBrix.
+    pub(super) is_aibrix: bool,
+    /// The pool decides exactly as in AIBrix.
+    pub(super) is_exact: bool,
+}
+
+/// Checks the section.
 pub(super) fn prefix(
     file: schema::PrefixCache,
     path: &str,
-    is_aibrix: bool,
+    AibrixForm { is_aibrix, is_exact }: AibrixForm,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> PrefixSettings {
-    let of_env = env.tokenizer().map(schema::Tokenizer::plain);
+    env.tell_outranked(&file, path, sink);
+    let of_env = env.tokenizer().map(|kind| of_aibrix(kind, is_exact));
     let is_aibrix = is_aibrix || file.tokenizer.is_none() && of_env.is_some();
     let tokenizer = file.tokenizer.map(|at| at.value).or(of_env);
     let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, env, sink));
@@ -88,10 +98,18 @@ pub(super) fn prefix(
         tenant_header,
         isolate_tenants: given(file.isolate_tenants, false) && kv_events.is_none(),
         choose_rank: given(file.choose_rank, false),
+        claim_every_block: is_exact,
         claim_life: positive(&format!("{path}.claimLife"), file.claim_life, DEFAULT_CLAIM_LIFE, sink),
         volatile: volatile(file.volatile.map(|at| at.value).unwrap_or_default(), path, sink),
         kv_events: kv_events.map(|(_, settings)| settings),
     }
+}
+
+/// The tokenizer of AIBrix's variables. AIBrix's `tiktoken` has one encoding for all models.
+fn of_aibrix(kind: TokenizerKind, is_exact: bool) -> schema::Tokenizer {
+    let encoding = (is_exact && kind == TokenizerKind::Tiktoken).then(|| Encoding::Cl100kBase.name().to_owned());
+    let encoding = encoding.map(|value| At { value, span: Span::default() });
+    schema::Tokenizer { encoding, ..schema::Tokenizer::plain(kind) }
 }
 
 fn volatile(file: Vec<At<schema::Volatile>>, path: &str, sink: &mut Sink) -> Vec<VolatileRule> {

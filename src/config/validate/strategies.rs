@@ -2,6 +2,7 @@
 
 use super::disaggregation::Pairs;
 use super::given;
+use super::prefix::AibrixForm;
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
 use crate::defaults::DEFAULT_STRATEGY;
@@ -29,9 +30,11 @@ pub(super) fn is_of_env(is_in_file: bool, flags: &Overrides, env: &AibrixDefault
     !is_in_file && flags.strategy.is_none() && env.strategy.is_some() && !env.is_others
 }
 
-/// Whether the strategy reads the prefix index, and decides as in AIBrix.
-pub(super) fn is_exact_prefix_cache(strategy: &StrategySpec) -> bool {
-    strategy.name == "prefix-cache" && strategy.parameters.get("compat").is_some_and(|value| value == true)
+/// How far the pool of `strategy` routes as in AIBrix; `of_env`: its environment names the strategy.
+pub(super) fn aibrix_form(of_env: bool, strategy: &StrategySpec, env: &AibrixDefaults) -> AibrixForm {
+    let is_compat = strategy.parameters.get("compat").is_some_and(|value| value == true);
+    let is_exact = env.is_exact || strategy.name == "prefix-cache" && is_compat;
+    AibrixForm { is_aibrix: of_env || is_exact, is_exact }
 }
 
 /// The name of a pool's strategy: from the flag, the file, the environment, or the default.
@@ -55,7 +58,7 @@ pub(super) fn of_pool(
     sink: &mut Sink,
 ) -> StrategySpec {
     let place = format!("{path}.strategy");
-    if let Some(hidden) = env.strategy.as_ref().filter(|_| !is_of_env(file.is_some(), flags, env)) {
+    if let Some(hidden) = env.strategy.as_ref().filter(|_| !env.is_implied && !is_of_env(file.is_some(), flags, env)) {
         let (variable, shown) = (env.strategy_variable, hidden.chars().take(60).collect::<String>());
         let other = name_of(file.map(|at| &at.value), flags, env);
         if other != canonical(hidden) {
@@ -309,9 +312,14 @@ pub(super) fn by_aibrix_request(
 ) -> RequestSpec {
     let variable = env.strategy_variable;
     if !sink.diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.path == variable) {
+        let why = if env.is_implied {
+            format!("`{variable}` is set; those that name none go to any endpoint, because nothing names a strategy")
+        } else {
+            format!("`{variable}` names the pool's")
+        };
         let message = format!(
             "as in AIBrix, requests may name their strategy by `{DEFAULT_STRATEGY_HEADER}` and their endpoints by \
-             `{AIBRIX_FILTER_HEADER}`, because `{variable}` names the pool's"
+             `{AIBRIX_FILTER_HEADER}`, because {why}"
         );
         let help = "`requestStrategy: {allow: []}` of the pool switches this off, `requestStrategy` limits it";
         sink.push(Diagnostic::new(Code::TrustsClients, variable, message).help(help));

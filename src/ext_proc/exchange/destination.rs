@@ -3,7 +3,6 @@
 use super::splitting::sidecar_headers;
 use super::*;
 use attache_disagg::Mode;
-use attache_picker::head::DESTINATION;
 use attache_picker::hints::RANK_HEADER;
 use attache_picker::tenant;
 use attache_scheduling::router::Destination;
@@ -20,8 +19,12 @@ impl Exchange {
                 list.join(",")
             }
         };
-        let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(3);
-        set_headers.push(reply::set(DESTINATION, value.as_str()));
+        let names = &plan.runtime.pool.destination_names;
+        let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(2 + names.headers.len());
+        set_headers.extend(names.headers.iter().map(|name| reply::set(name, value.as_str())));
+        if let Some(name) = &names.strategy_header {
+            set_headers.push(reply::set(name, &*plan.strategy_name));
+        }
         // Envoy requires the right length in body modes that fix it, and removes the header in the others.
         if let Some(length) = plan.new_length(self.head.content_length()) {
             set_headers.push(reply::set("content-length", length.to_string()));
@@ -29,10 +32,7 @@ impl Exchange {
         if let Some(span) = &self.span {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
-        let reserved =
-            self.head.reserved(self.config.settings.trust_client_headers).filter(|name| *name != DESTINATION);
-        let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
-        remove_headers.extend(tenant::untrusted(self.config.settings.tenant.as_ref(), &self.head));
+        let mut remove_headers = self.untrusted_headers(|name| names.all_headers().any(|set| set == name));
         if let Some(Mode::Header { .. }) = plan.runtime.pool.disagg.as_deref() {
             sidecar_headers(&plan.decision, &mut set_headers, &mut remove_headers);
         }
@@ -51,6 +51,16 @@ impl Exchange {
         response.clear_route_cache = true;
         let explains = self.config.settings.explain.metadata;
         let scores = if explains { plan.decision.scores() } else { Vec::new() };
-        (response, Some(metadata::destination(&value, &scores)))
+        (response, Some(metadata::destination(&names.metadata, &value, &scores)))
+    }
+
+    /// Headers of the request that must not reach the server, without those that Attaché sets (`is_set`).
+    pub(super) fn untrusted_headers(&self, is_set: impl Fn(&str) -> bool) -> Vec<String> {
+        let reserved = self.head.reserved(self.config.settings.trust_client_headers).filter(|name| !is_set(name));
+        let mut headers: Vec<String> = reserved.map(str::to_owned).collect();
+        headers.extend(tenant::untrusted(self.config.settings.tenant.as_ref(), &self.head));
+        let of_other_pools = self.config.unshared_headers().iter().filter(|name| !is_set(name) && self.head.has(name));
+        headers.extend(of_other_pools.map(|name| String::from(&**name)));
+        headers
     }
 }

@@ -36,8 +36,10 @@ impl Exchange {
         if message.end_of_stream || modes.headers_first() || self.head.is_upgrade() {
             self.decide_at_headers(message.end_of_stream, now, out);
         } else if modes.request == BodyMode::Buffered {
-            // Envoy sends the body only after this reply. The destination is in the reply to the body.
-            out.push_back(reply::request_headers(CommonResponse::default()));
+            // Envoy sends the body only after this reply. The destination is in the reply to the body. If that reply
+            // never comes and Envoy fails open, the client's own headers must not name a server.
+            let mutation = HeaderMutation { remove_headers: self.untrusted_headers(|_| false), ..Default::default() };
+            out.push_back(reply::request_headers(reply::common(mutation)));
         }
         Ok(())
     }

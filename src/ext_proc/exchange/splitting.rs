@@ -151,6 +151,8 @@ impl Exchange {
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let trace = self.span.as_ref().map(|span| span.traceparent());
+        let within = (self.modes().request != BodyMode::FullDuplex).then(|| direct.within_message_timeout());
+        let direct = within.as_ref().filter(|direct| !direct.is_together()).unwrap_or(direct);
         let request = SplitRequest { head: &self.head, body: bytes, trace };
         let leg = PrefillLeg::begin(plan, direct, request, room, &self.processor.picker.buffered, now);
         plan.new_body = renamed;

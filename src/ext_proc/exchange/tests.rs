@@ -7,12 +7,14 @@ mod affinity;
 mod charging;
 mod conversation;
 mod deadline;
+mod destinations;
 mod explaining;
 mod half_closed;
 mod hermetic;
 mod hints;
 mod keeping;
 mod limits;
+mod message_timeout;
 mod modes;
 mod order;
 mod prefix;
@@ -54,7 +56,7 @@ use attache_prompt::characters::Characters;
 use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
 use attache_record::Recorder;
-use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolMatch, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Registry, Scheduler, SplitPolicy};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
@@ -92,6 +94,7 @@ struct Setup {
     strategy: &'static str,
     parameters: serde_json::Value,
     destination: Destination,
+    destination_names: DestinationNames,
     rewrites: ModelRewrites,
     exchange: ExchangeSettings,
     limits: Limits,
@@ -118,6 +121,7 @@ impl Default for Setup {
             strategy: "pipeline",
             parameters: serde_json::json!({ "scorers": scorers }),
             destination: Destination::Single,
+            destination_names: DestinationNames::default(),
             rewrites: ModelRewrites::default(),
             exchange: ExchangeSettings {
                 trust_client_headers: true,
@@ -165,6 +169,7 @@ impl Setup {
             rules: Default::default(),
             stale_after: self.stale_after,
             destination: self.destination,
+            destination_names: self.destination_names,
             disagg: mode.map(Arc::new),
             deadline_admission: self.deadline_admission,
         };
@@ -214,6 +219,7 @@ impl Setup {
 
 fn cache_config() -> CacheConfig {
     CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Bytes(64),
         max_bytes: 16 << 20,
         tenant_share: 1.0,

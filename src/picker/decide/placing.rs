@@ -1,7 +1,7 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten, Scope};
-use super::{AdmittedRequest, Plan, PoolRuntime, Step};
+use super::{AdmittedRequest, Plan, PoolRuntime, PrefillTime, Step};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
@@ -12,6 +12,7 @@ use crate::placement::{self, BookingRequest, CacheUpdates};
 use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
+use crate::reading::report_unsplit;
 use crate::recording::{DecisionDraft, RequestReads};
 use crate::sharing::SharedBookings;
 use crate::warming::Warming;
@@ -19,6 +20,7 @@ use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
 use attache_pool::health::ClientSlot;
 use attache_record::{Booked, Decided, Kept, Looked, RequestTape};
+use attache_scheduling::choice::Choice;
 use attache_scheduling::plugin::UserCharge;
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{AssumedBooking, Decision, PickContext, RequestFacts, Strategy};
@@ -310,13 +312,20 @@ impl Deciding<'_> {
             return false;
         }
         let in_time = match pool.disagg.as_deref() {
-            Some(Mode::Direct(direct)) if !direct.is_together_in(snapshot) => q.may_split,
+            Some(Mode::Direct(direct)) if !direct.is_together_in(snapshot) => match q.prefill_time {
+                PrefillTime::None => false,
+                PrefillTime::MessageTimeout => direct.message_timeout.is_some(),
+                PrefillTime::Unbounded => true,
+            },
             // Both workers get the request at once, so the body must be complete to be changed.
             Some(Mode::Direct(_)) => self.is_whole(),
             Some(Mode::Header { .. }) | None => true,
         };
         if !in_time && pool.scheduler.split().is_some_and(|policy| policy.asks(&self.chosen.choice.name)) {
             self.scope.observer.event(Event::Degraded(Degraded::NoTimeToSplit));
+            if pool.scheduler.report_unsplit() {
+                report_unsplit(pool);
+            }
         }
         in_time
     }
@@ -476,12 +485,7 @@ impl Deciding<'_> {
 
 impl Placed {
     /// The step, with the results of the first steps.
-    pub(super) fn into_step(
-        self,
-        rewritten: Rewritten,
-        strategy: Arc<dyn Strategy>,
-        profile: Option<Arc<str>>,
-    ) -> Step {
+    pub(super) fn into_step(self, rewritten: Rewritten, choice: Choice, profile: Option<Arc<str>>) -> Step {
         let placement = match self {
             Placed::Warm(warming, admitted) => return Step::Warm(warming, admitted),
             Placed::Booked(placement) => placement,
@@ -493,7 +497,8 @@ impl Placed {
             decision: scheduled.decision,
             runtime,
             client,
-            strategy,
+            strategy: choice.strategy,
+            strategy_name: choice.name,
             profile,
             understood,
             prompt_tokens: placement.prompt_tokens,

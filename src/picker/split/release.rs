@@ -47,6 +47,7 @@ impl Release {
             connector,
             by_label: false,
             bounds: AttemptLimits { timeout: Duration::from_secs(20), hedge_after: None },
+            message_timeout: None,
             fallback: Fallback::Local,
             scheme: "http".into(),
             path_prefix: "".into(),

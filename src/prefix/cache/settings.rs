@@ -42,4 +42,7 @@ pub struct CacheConfig {
     pub claim_life: Duration,
     /// Seed of all hash functions.
     pub seed: u64,
+    /// Whether prompts in flight match others to the block, as in AIBrix's table, and not only at powers of two.
+    #[serde(default)]
+    pub claim_every_block: bool,
 }

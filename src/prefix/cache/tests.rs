@@ -15,6 +15,7 @@ const NOW: Timestamp = Timestamp(1_000_000_000);
 
 fn cache(unit: BlockUnit) -> PrefixCache {
     PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
         unit,
         max_bytes: 16 << 20,
         tenant_share: 1.0,

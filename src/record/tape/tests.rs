@@ -57,6 +57,7 @@ fn full_recording_ends_with_a_complete_line_and_later_changes_still_happen() {
         Some(&recorder),
         &"p".into(),
         &CacheConfig {
+            claim_every_block: false,
             unit: attache_prefix::cache::BlockUnit::Tokens(16),
             max_bytes: 1,
             tenant_share: 0.25,

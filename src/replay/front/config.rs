@@ -85,6 +85,7 @@ pub(crate) fn plain_pool(
         reject_unknown_models: false,
         stale_after,
         destination: Default::default(),
+        destination_names: Default::default(),
         disagg: None,
         default_model: None,
         deadline_admission: false,

@@ -3,7 +3,7 @@
 
 use super::pools::{LivePool, PoolState};
 use attache_picker::RequestReads;
-use attache_picker::decide::{self, CallFacts, Plan, RequestView, Seen, Step};
+use attache_picker::decide::{self, CallFacts, Plan, PrefillTime, RequestView, Seen, Step};
 use attache_picker::head::{Head, Header};
 use attache_picker::known::{KnownBlocks, KnownKeys, KnownRequest, RecordedFacts};
 use attache_picker::quotas::Allowance;
@@ -77,7 +77,7 @@ pub(super) fn with_request<R>(
         may_wait: false,
         opens: false,
         has_turn: true,
-        may_split: true,
+        prefill_time: PrefillTime::Unbounded,
     };
     pool.picker.policies.configure([(d.model.clone(), d.policy)].into());
     let result = run(&view, &reads);

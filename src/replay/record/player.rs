@@ -192,6 +192,7 @@ impl<'a> RecordingPlayer<'a> {
         let settings = self.other.zip(self.pools.get(&pool));
         match settings.and_then(|(other, state)| self.pool_settings(other, &state.name)) {
             Some(PoolSettings { prefix, .. }) => CacheConfig {
+                claim_every_block: prefix.claim_every_block,
                 max_bytes: prefix.max_bytes,
                 tenant_share: prefix.tenant_share,
                 claim_life: prefix.claim_life,

@@ -33,6 +33,7 @@ fn header(strategy: &str) -> String {
 
 fn cache() -> CacheConfig {
     CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(16),
         max_bytes: 1 << 20,
         tenant_share: 1.0,

@@ -80,6 +80,7 @@ impl Fleet {
         let split = split.then(|| SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true });
         let scheduler = Scheduler::new(Choices::only(self.strategy, strategy), HealthPolicy::default(), 1);
         let cache = CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Tokens(16),
             max_bytes: 1 << 20,
             tenant_share: 1.0,
@@ -197,6 +198,7 @@ fn prefill_rank_is_released_when_the_prefill_ends() {
         connector: connector::named("nixl").unwrap().connector,
         by_label: false,
         bounds: crate::legs::Patience::default().bounds,
+        message_timeout: None,
         fallback: Default::default(),
         scheme: "http".into(),
         path_prefix: "".into(),

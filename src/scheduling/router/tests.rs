@@ -17,6 +17,7 @@ fn pool(name: &str, matches: PoolMatch) -> Pool {
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
         destination: Destination::Single,
+        destination_names: DestinationNames::default(),
         disagg: None,
         deadline_admission: false,
     }

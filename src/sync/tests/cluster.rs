@@ -154,6 +154,7 @@ impl Cluster {
         };
         let snapshot = PoolSnapshot::new(1, true, (0..ENDPOINTS).map(endpoint).collect());
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Tokens(16),
             max_bytes: 16 << 20,
             tenant_share: 1.0,

@@ -11,6 +11,7 @@ mod strategies;
 mod tokenizers;
 
 use super::Row;
+pub(crate) use settings::MANIFEST;
 
 type Topics = &'static [(&'static str, &'static [Row])];
 

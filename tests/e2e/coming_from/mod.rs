@@ -2,7 +2,7 @@
 //! `docs/coming-from` are generated from these rows. After a change of a row, `ATTACHE_UPDATE_DOCS=1 cargo test
 //! --release --test e2e coming_from::pages` writes them.
 
-mod aibrix;
+pub(crate) mod aibrix;
 mod astrai;
 #[cfg(feature = "kube")]
 mod gie;

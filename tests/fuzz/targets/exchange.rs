@@ -66,10 +66,12 @@ fn world(rename: bool) -> World {
         rules: Default::default(),
         stale_after: Duration::from_secs(2),
         destination: Destination::List,
+        destination_names: Default::default(),
         disagg: None,
         deadline_admission: false,
     };
     let cache = Arc::new(PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Bytes(8),
         max_bytes: 1 << 20,
         tenant_share: 1.0,

@@ -3,6 +3,7 @@
 //!
 //! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
 
+mod claims;
 mod examples;
 mod links;
 mod markdown;

@@ -97,7 +97,9 @@ fn pages_and_lines_are_short() {
     for page in pages() {
         let limit = match page.path.as_str() {
             "README.md" => 8 * 1024,
-            "CHANGELOG.md" => 6 * 1024,
+            "CHANGELOG.md" => 16 * 1024,
+            // It names each test and each limit.
+            "SECURITY.md" => 20 * 1024,
             path if is_generated(path) => usize::MAX,
             _ => PAGE_BYTES,
         };

@@ -162,6 +162,7 @@ impl Pool {
         let strategy = attache::plugins::registry().build(name, &parameters).expect("a strategy");
         let scheduler = Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1);
         let cache = CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Tokens(BLOCK),
             max_bytes: 64 << 20,
             tenant_share: 1.0,

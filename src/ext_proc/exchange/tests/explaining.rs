@@ -54,7 +54,7 @@ pub(super) fn decided(
         may_wait: true,
         opens: false,
         has_turn: false,
-        may_split: true,
+        prefill_time: PrefillTime::Unbounded,
     };
     let mut allowance = Allowance::default();
     let made;

@@ -21,6 +21,7 @@ pub(super) fn direct(name: &str) -> Direct {
         connector: connector::named(name).unwrap().connector,
         by_label: false,
         bounds: AttemptLimits { timeout: DEFAULT_PREFILL_TIMEOUT, hedge_after: None },
+        message_timeout: None,
         fallback: Fallback::Local,
         scheme: "http".into(),
         path_prefix: "".into(),
@@ -71,7 +72,7 @@ pub(super) fn asked_for(
     (exchange, out, asks)
 }
 
-const SENT: &str = concat!(
+pub(super) const SENT: &str = concat!(
     r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"#,
     r#""kv_transfer_params":{"remote_host":"10.6.6.6"}}"#
 );

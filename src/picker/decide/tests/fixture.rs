@@ -163,11 +163,13 @@ impl Parts {
             reject_unknown_models: false,
             stale_after: STALE_AFTER,
             destination: Default::default(),
+            destination_names: Default::default(),
             disagg: self.disagg.map(Arc::new),
             default_model: None,
             deadline_admission: self.deadline_admission,
         };
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Bytes(64),
             max_bytes: 1 << 20,
             tenant_share: 1.0,
@@ -247,7 +249,7 @@ pub(crate) fn view<'a>(head: &'a Head, body: Seen<'a>) -> RequestView<'a> {
         may_wait: true,
         opens: false,
         has_turn: false,
-        may_split: true,
+        prefill_time: PrefillTime::Unbounded,
     }
 }
 

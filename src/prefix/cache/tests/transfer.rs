@@ -71,7 +71,14 @@ fn pool() -> PrefixCache {
 fn pool_with(max_bytes: u64) -> PrefixCache {
     let unit = BlockUnit::Tokens(16);
     let claim_life = Duration::from_secs(30);
-    let cache = PrefixCache::new(&CacheConfig { unit, max_bytes, tenant_share: 0.5, claim_life, seed: 7 });
+    let cache = PrefixCache::new(&CacheConfig {
+        claim_every_block: false,
+        unit,
+        max_bytes,
+        tenant_share: 0.5,
+        claim_life,
+        seed: 7,
+    });
     assert_eq!(cache.index.add_holder(), ENGINE);
     let endpoints: Vec<_> = (0..ENDPOINTS).map(|id| (id, None)).collect();
     cache.reconcile(&snapshot(&endpoints));

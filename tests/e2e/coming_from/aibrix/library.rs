@@ -7,8 +7,9 @@ use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use attache::ids::EndpointId;
 use attache::plugins::registry;
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache::protocol::Prompt;
 use attache::rng::for_request;
-use attache::scheduling::{Candidate, PickContext, Ranking};
+use attache::scheduling::{Candidate, PickContext, Ranking, RequestFacts};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,4 +64,18 @@ pub(super) fn winners(algorithm: &str, parameters: &Value, pages: &[Option<Endpo
         ranking.decide().expect("a decision").picks[0].id.0
     };
     (0..100).map(draw).collect()
+}
+
+/// The score of an endpoint after it was sent one request with this prompt.
+pub(super) fn work(algorithm: &str, parameters: &Value, prompt: &Prompt<'_>) -> f64 {
+    let endpoint = Arc::new(Endpoint::new(EndpointId(1), EndpointSpec::at(([127, 0, 0, 1], 8_001).into())));
+    let pool = PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint.clone(), None)]);
+    let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+    let strategy = registry().build(algorithm, parameters).expect("a strategy");
+    let request = RequestFacts { model: "m", prompt: Some(prompt), ..RequestFacts::default() };
+    let cx = PickContext { request, ..PickContext::new(&pool, NOW, STALE_AFTER) };
+    strategy.picked(&cx, &endpoint);
+    let mut out = [f64::NAN];
+    strategy.scores(&cx, &candidates, &mut out);
+    out[0]
 }

@@ -1,5 +1,6 @@
 //! AIBrix's `pd` strategy: prefill and decode on different servers.
 
+use super::MANIFEST;
 use super::configured::{PAIR, PLAIN, Variables, check, read, value};
 use crate::coming_from::Here::{Differs, Same, Warns};
 use crate::coming_from::rows;
@@ -28,6 +29,11 @@ struct Stack {
 impl Stack {
     /// `labels` are added to the prefill worker's labels, and `of_pool` to the pool.
     async fn start(sim: &[&str], labels: &str, of_pool: &str, variables: Variables<'_>) -> Self {
+        Self::behind("original-dst.yaml", sim, labels, of_pool, variables).await
+    }
+
+    /// The same with this file of Envoy's.
+    async fn behind(file: &str, sim: &[&str], labels: &str, of_pool: &str, variables: Variables<'_>) -> Self {
         let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &[&["--speed", "20"], sim].concat()).await;
         let [prefill, decode] = [sim.servers[0], sim.servers[1]];
         let text = format!(
@@ -37,7 +43,7 @@ impl Stack {
              - {{address: '{decode}', labels: {{roleset-name: s, role-name: decode}}}}\n"
         );
         let picker = AttacheProcess::configured_with(&text, variables).await;
-        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let envoy = EnvoyProcess::start(&by_header(file, &picker)).await;
         Self { sim, picker, envoy }
     }
 
@@ -97,6 +103,35 @@ rows! { ROWS;
         let stack = Stack::start(&[], "model.aibrix.ai/engine: vllm,", "deadlineAdmission: false", &[PD]).await;
         stack.assert_split(&stack.ask(&[]).await);
         stack.picker.assert_settled().await;
+    }
+    under_the_policy: "AIBrix's EnvoyExtensionPolicy: request bodies Buffered, `messageTimeout: 60s`",
+        "the prefill call ends within the policy's time, or the client gets 504", Differs {
+            default: "the prefill gets nine tenths of that time; then the decode server computes the prompt",
+            exact: "",
+        } => {
+        let stack = Stack::behind("target-pod.yaml", &[], "", "deadlineAdmission: false", &[PD]).await;
+        stack.assert_split(&stack.ask(&[]).await);
+        let by_header = [&MANIFEST[..], &[("ROUTING_ALGORITHM", "random")]].concat();
+        let stack = Stack::behind("target-pod.yaml", &[], "", "deadlineAdmission: false", &by_header).await;
+        stack.assert_split(&stack.ask(&[HEADER]).await);
+    }
+    under_another_policy: "bodies in another mode than FULL_DUPLEX_STREAMED, without AIBrix's variables",
+        "-", Differs {
+            default: "no prefill call; a warning in the log, `attache_degraded_total`",
+            exact: "`disaggregation: {messageTimeout: 60s}`, as Envoy's `message_timeout`",
+        } => {
+        const POOL: &str = "strategy: pd\n  destination: {headers: [target-pod], strategyHeader: routing-strategy}";
+        let stack = Stack::behind("target-pod.yaml", &[], "", POOL, &[]).await;
+        for _ in 0..3 {
+            let whole = stack.ask(&[]).await;
+            assert_eq!((whole.status.as_u16(), whole.header(COURSE)), (200, ""));
+        }
+        let log = stack.picker.process.stderr();
+        assert_eq!(log.matches("prompts are not split between servers").count(), 1, "{log}");
+        assert!(stack.picker.metric("attache_degraded_total{mode=\"no_time_to_split\"}").await >= 3.0);
+        let split = format!("{POOL}\n  disaggregation: {{connector: by-label, decider: strategy, messageTimeout: 60s}}");
+        let stack = Stack::behind("target-pod.yaml", &[], "", &split, &[]).await;
+        stack.assert_split(&stack.ask(&[]).await);
     }
     by_header_alone: "header `routing-strategy: pd` alone",
         "the same for this request", Differs {

@@ -8,17 +8,19 @@ use crate::support::client;
 use attache::config::aibrix_env::AibrixEnv;
 use serde_json::json;
 
-/// The variables of AIBrix's gateway manifest that concern routing.
-const MANIFEST: [(&str, &str); 9] = [
-    ("ROUTING_ALGORITHM", "prefix-cache"),
+/// All variables of AIBrix's gateway manifest with their values. Those of the pod's own fields have examples.
+pub(crate) const MANIFEST: [(&str, &str); 11] = [
+    ("REDIS_HOST", "aibrix-redis-master"),
+    ("REDIS_PORT", "6379"),
+    ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "50"),
     ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "character"),
     ("AIBRIX_PREFIX_CACHE_BLOCK_SIZE", "128"),
-    ("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", "200000"),
     ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "16"),
     ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "2"),
     ("AIBRIX_PREFILL_REQUEST_TIMEOUT", "60"),
-    ("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", "50"),
-    ("REDIS_HOST", "aibrix-redis-master"),
+    ("AIBRIX_REDISSYNC_ENABLED", "false"),
+    ("POD_NAME", "aibrix-gateway-plugins-0"),
+    ("POD_NAMESPACE", "aibrix-system"),
 ];
 
 /// Checks that a variable sets this parameter of the strategy `name`.
@@ -34,16 +36,16 @@ rows! { ROWS;
         let picker = AttacheProcess::configured_with(PLAIN, &MANIFEST).await;
         let dump = client::get(picker.metrics, "/config_dump").await.expect("a page").json();
         let pool = &dump["pools"][0];
-        assert_eq!(pool["strategy"]["name"], "prefix-cache");
-        assert_eq!(pool["strategy"]["parameters"], json!({"imbalance": 16, "deviations": 2.0}));
-        assert_eq!(
-            (&pool["prefixCache"]["blockSize"], &pool["prefixCache"]["maxBlocks"]),
-            (&json!(32), &json!(200_000))
-        );
+        assert_eq!((&pool["strategy"]["name"], &pool["prefixCache"]["blockSize"]), (&json!("random"), &json!(32)));
+        let allowed = pool["requestStrategy"]["allow"].as_array().expect("a list");
+        let prefix_cache = allowed.iter().find(|strategy| strategy["name"] == "prefix-cache").expect("all strategies");
+        assert_eq!(prefix_cache["parameters"], json!({"imbalance": 16, "deviations": 2.0}));
+        assert_eq!(pool["destination"]["headers"], json!(["x-gateway-destination-endpoint", "target-pod"]));
         let log = picker.process.stderr();
-        for variable_name in ["AIBRIX_PREFILL_REQUEST_TIMEOUT", "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS"] {
-            assert!(log.contains(&format!("warning[W307]: `{variable_name}` has no effect")), "{variable_name}: {log}");
-        }
+        let void: Vec<&str> = log.lines().filter(|line| line.contains("has no effect")).collect();
+        let named = ["AIBRIX_PREFILL_REQUEST_TIMEOUT", "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS"];
+        let all = named.iter().all(|name| void.iter().any(|line| line.contains(&format!("`{name}` has no effect"))));
+        assert!(all && void.len() == named.len(), "all others act: {log}");
     }
     unknown_variables: "any other variable that begins with `AIBRIX_`",
         "ignored", Warns { instead: "the warning names the nearest variable that is read" } => {
@@ -121,10 +123,11 @@ rows! { ROWS;
             (&[(TYPE, "tiktoken")], 16),
             (&[("ROUTING_ALGORITHM", "prefix-cache")], 32),
             (&[("AIBRIX_ROUTING_ALGORITHM", "prefix-cache"), (TYPE, "tiktoken")], 16),
-            (&[("ATTACHE_AIBRIX_COMPAT", "true")], 32),
         ] {
             assert_eq!(value(PLAIN, variables, "/prefixCache/blockSize"), tokens, "{variables:?}");
         }
+        let by_file = PLAIN.replace("name: a,", "name: a, strategy: prefix-cache,");
+        assert_eq!(value(&by_file, &[("ATTACHE_AIBRIX_COMPAT", "true")], "/prefixCache/blockSize"), 32);
         for (compat, tokens) in [(true, 32), (false, 16)] {
             let strategy = format!("name: a, strategy: {{name: prefix-cache, parameters: {{compat: {compat}}}}},");
             assert_eq!(value(&PLAIN.replace("name: a,", &strategy), &[], "/prefixCache/blockSize"), tokens);
@@ -141,6 +144,7 @@ rows! { ROWS;
         use attache::prefix::key::BlockKey;
         let (settings, _) = read(PLAIN, &[("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", "20")]).expect("good");
         let config = CacheConfig {
+            claim_every_block: false,
             unit: BlockUnit::Bytes(64),
             max_bytes: 1 << 20,
             tenant_share: 1.0,
@@ -177,15 +181,15 @@ rows! { ROWS;
         }
     }
     hash_seed: "`AIBRIX_PREFIX_CACHE_HASH_SEED`",
-        "one seed on all gateways", Warns { instead: "nothing: pickers do not share blocks by their hashes" } => {
+        "one seed on all gateways", Warns { instead: "nothing: the pickers of one `sync` agree on keys by themselves" } => {
         assert_void("AIBRIX_PREFIX_CACHE_HASH_SEED", "not shared by their hashes");
     }
     state_sync: "`AIBRIX_STATESYNC_ENABLED`, `AIBRIX_STATESYNC_SYNC_PERIOD`",
         "gateways share their prefix tables in Redis", Warns {
             instead: "`prefixCache.kvEvents`: every picker reads what servers hold; or `sync.nats.servers`: pickers share prompts",
         } => {
-        assert_void("AIBRIX_STATESYNC_ENABLED", "prefixCache.kvEvents");
-        assert_void("AIBRIX_STATESYNC_SYNC_PERIOD", "prefixCache.kvEvents");
+        assert_void("AIBRIX_STATESYNC_ENABLED", "`sync.nats.servers` or `--sync-nats-url`");
+        assert_void("AIBRIX_STATESYNC_SYNC_PERIOD", "`sync.nats.servers`");
     }
     sync_limits: "`AIBRIX_SYNC_MAX_CONTEXTS`, `AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT`, `AIBRIX_SYNC_EVICTION_…`",
         "bounds of the table of KV events", Warns { instead: "`prefixCache.maxBytes`" } => {

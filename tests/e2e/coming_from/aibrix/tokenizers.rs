@@ -67,6 +67,18 @@ rows! { ROWS;
         let (good, said) = check(PLAIN, &[("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "bert")]);
         assert!(!good && said.contains("character, tiktoken, remote"), "{said}");
     }
+    tiktoken_encoding: "`AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE=tiktoken`: the encoding", "`cl100k_base` for all models",
+        Differs {
+            default: "by the model's name; `o200k_base` for models that tiktoken does not know",
+            exact: "`ATTACHE_AIBRIX_COMPAT=true`, or `prefixCache: {tokenizer: {type: tiktoken, encoding: cl100k_base}}`",
+        } => {
+        const TIKTOKEN: (&str, &str) = ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "tiktoken");
+        let exact = [TIKTOKEN, ("ROUTING_ALGORITHM", "prefix-cache"), ("ATTACHE_AIBRIX_COMPAT", "true")];
+        let encoding = |variables| value(PLAIN, variables, "/prefixCache/tokenizer/encoding");
+        assert_eq!((encoding(&[TIKTOKEN]), encoding(&exact)), (json!(null), json!("cl100k_base")));
+        use attache::prompt::tiktoken::Encoding;
+        assert_eq!(Encoding::of_model("qwen3-8b"), Encoding::O200kBase);
+    }
     enable_remote: "`AIBRIX_USE_REMOTE_TOKENIZER`, `AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER` (`EnableVLLMRemote`)",
         "servers are asked for tokens", Same => {
         for name in ["AIBRIX_USE_REMOTE_TOKENIZER", "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER"] {

@@ -29,6 +29,7 @@ fn import_without_memory_is_refused_and_evicts_nothing() {
     let theirs: Vec<_> = (0..300).map(|salt| prompt(100, salt)).collect();
     theirs.iter().for_each(|keys| source.record(EndpointId(1), keys, TenantId(0), NOW));
     let small = CacheConfig {
+        claim_every_block: false,
         unit: BlockUnit::Tokens(16),
         max_bytes: 1 << 18,
         tenant_share: 1.0,

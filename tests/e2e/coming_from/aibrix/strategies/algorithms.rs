@@ -2,7 +2,7 @@
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::aibrix::ask::{IDLE, PendingRequest, Pool, refused};
-use crate::coming_from::aibrix::library::{settings, strategy, winners};
+use crate::coming_from::aibrix::library::{settings, strategy, winners, work};
 use crate::coming_from::rows;
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -11,6 +11,7 @@ use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::sim::SimProcess;
 use attache::config::settings::TenantSource;
+use attache::limits::Limits;
 use attache::pool::{Counter, EndpointMetrics, Histogram, Means, Rates};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -79,6 +80,26 @@ async fn hold(pool: &Pool, at: usize, prompt: &str, count: usize) -> Vec<Pending
     }
     assert!(held.iter().all(|asked| picked(asked) == at));
     held
+}
+
+/// The block keys of a chat under AIBrix's settings.
+fn keys(body: &[u8]) -> Vec<attache::prefix::key::BlockKey> {
+    use attache::prefix::key::{BlockKeys, KeySpace};
+    use attache::prompt::characters::Characters;
+    let request = attache::protocol::parse(attache::protocol::Api::ChatCompletions, None, body, &Limits::default());
+    let characters = Characters {
+        block_size: std::sync::Arc::new(attache::prefix::block_size::BlockSize::given(32)),
+        ..Characters::new(KeySpace::new(0))
+    };
+    characters.keys(&request.expect("a request").prompt, 0).upto(usize::MAX).to_vec()
+}
+
+/// The work that `prefix-cache-preble` with `compat` counts for one request with this prompt, seconds.
+fn preble_work(prompt: &str) -> f64 {
+    let body = json!({"model": "m", "prompt": prompt}).to_string();
+    let api = attache::protocol::Api::Completions;
+    let request = attache::protocol::parse(api, None, body.as_bytes(), &Limits::default()).expect("a request");
+    work("prefix-cache-preble", &json!({"compat": true}), &request.prompt)
 }
 
 /// Completes all of them.
@@ -304,6 +325,51 @@ rows! { ROWS;
                 ];
                 assert_eq!(picked(&pool.ask(&prompt, &[]).await), expected, "aibrix 10.4, factor {factor}");
             }
+        }
+    prefix_cache_in_flight: "`prefix-cache`: prompts in flight", "a prompt counts to the block as soon as it is routed",
+        Differs {
+            default: "a prompt counts at 1, 2, 4, 8, … blocks and at its end, to the block once the server has responded",
+            exact: "`compat: true` or `ATTACHE_AIBRIX_COMPAT=true`",
+        } => {
+            // Blocks of 128 bytes: one prompt in flight shares three of four blocks, the other one two.
+            let (shared, own) = ("s".repeat(460), |letter: &str| letter.repeat(60));
+            for (variables, to_the_block) in [
+                (&[("ROUTING_ALGORITHM", "prefix-cache"), COMPAT][..], true),
+                (&[("ROUTING_ALGORITHM", "prefix-cache")], false),
+            ] {
+                let pool = Pool::with(2, "", variables).await;
+                let _held = [
+                    hold(&pool, 1, &format!("{}{}", &shared[..460], own("a")), 1).await,
+                    hold(&pool, 2, &format!("{}{}", &shared[..330], own("b").repeat(3)), 1).await,
+                ];
+                // Requests that are dropped teach the picker nothing.
+                let mut picks = BTreeSet::new();
+                for _ in 0..24 {
+                    picks.insert(picked(&pool.ask(&format!("{shared}{}", own("c")), &[]).await));
+                }
+                assert_eq!(picks, if to_the_block { [1].into() } else { [1, 2].into() }, "{variables:?}");
+            }
+        }
+    prefix_cache_blocks: "`prefix-cache` with the tokenizer `character`: content of blocks",
+        "the texts of all messages, joined by a space; roles and tools are no part of it",
+        Differs {
+            default: "roles, tools and media too, each with a mark, since servers' caches differ by them",
+            exact: "",
+        } => {
+            let chat = |role: &str| json!({"model": "m", "messages": [{"role": role, "content": "text ".repeat(90)}]}).to_string();
+            let (user, system) = (chat("user"), chat("system"));
+            assert_ne!(keys(user.as_bytes()), keys(system.as_bytes()));
+            assert_eq!(keys(user.as_bytes()).len(), 3, "of 128 bytes");
+        }
+    preble_tokens: "`prefix-cache-preble`: lengths of prompts", "tokens of `cl100k_base`",
+        Differs {
+            default: "4 bytes of text are a token, also with `compat`: encoding a long prompt would hold up a decision",
+            exact: "",
+        } => {
+            let words = preble_work(&"some words of a plain text ".repeat(60));
+            let digits = preble_work(&"31415926535897932384626433 ".repeat(60));
+            assert_eq!(words, digits, "equal lengths in bytes, different ones in tokens");
+            assert!(words > 0.0);
         }
     preble: "`prefix-cache-preble`", "a radix tree with a cost model; a prefix over half of the prompt is followed",
         Differs {

@@ -1,6 +1,7 @@
 //! The strategy that routes a request, and the endpoints that it may use.
 
 use crate::coming_from::Here::{Differs, Same, Warns};
+use crate::coming_from::aibrix::MANIFEST;
 use crate::coming_from::aibrix::ask::{Pool, refused, started};
 use crate::coming_from::aibrix::library::{settings, strategy, winners};
 use crate::coming_from::rows;
@@ -54,17 +55,32 @@ rows! { ROWS;
             let said = refused("", &[("ROUTING_ALGORITHM", "prefix-cash")]).await;
             assert!(said.contains("E201") && said.contains("prefix-cache"), "{said}");
         }
-    header_honoured: "header `routing-strategy`", "outranks the variable",
+    header_honoured: "header `routing-strategy`", "outranks the variable; the published manifest sets no variable",
         Differs {
-            default: "the same where a variable names the strategy; a warning at the start says that clients choose",
+            default: "the same where AIBrix's variables are set and the file names no strategy; a warning at the start \
+                says that clients choose",
             exact: "where the file names the strategy: `requestStrategy: {allow: [\"*\"]}`",
         } => {
-            let pool = Pool::with(2, "", &[("ROUTING_ALGORITHM", "random")]).await;
-            assert!(is_sticky(&pool, &[STICKY]).await);
-            assert!(!is_sticky(&pool, &[]).await);
-            assert!(pool.picker.process.stderr().contains("requests may name their strategy"), "W304 at the start");
+            for variables in [&[("ROUTING_ALGORITHM", "random")][..], &MANIFEST] {
+                let pool = Pool::with(2, "", variables).await;
+                assert!(is_sticky(&pool, &[STICKY]).await, "{variables:?}");
+                assert!(!is_sticky(&pool, &[]).await, "{variables:?}");
+                assert!(pool.picker.process.stderr().contains("requests may name their strategy"), "W304 at the start");
+            }
             let by_file = Pool::with(2, "  strategy: random\n  requestStrategy: {allow: [\"*\"]}\n", &[]).await;
             assert!(is_sticky(&by_file, &[STICKY]).await);
+        }
+    header_absent: "a request without the header, where no variable names a strategy",
+        "any endpoint by the documentation; the code leaves the request to the HTTPRoute of its model",
+        Differs {
+            default: "any endpoint (`random`); a warning at the start says so",
+            exact: "",
+        } => {
+            assert_eq!(strategy(&MANIFEST), ("random".to_owned(), Value::Null));
+            let pool = Pool::with(2, "", &MANIFEST).await;
+            assert_eq!(pool.picks(40, "hello", &[]).await, [1, 2].into());
+            assert!(pool.picker.process.stderr().contains("those that name none go to any endpoint"));
+            assert_eq!(strategy(&[("REDIS_HOST", "redis.local")]).0, "predicted-latency", "no variable of AIBrix's");
         }
     header_ignored: "header `routing-strategy` where nothing allows it", "always honoured",
         Warns { instead: "`requestStrategy: {allow: [\"*\"]}`, or the variable; the first such request is logged" } => {
@@ -83,11 +99,13 @@ rows! { ROWS;
         }
     header_invalid: "an unknown strategy in the header", "400, and `x-error-invalid-routing-strategy` has the name",
         Same => {
-            let pool = Pool::with(2, "", &[("ROUTING_ALGORITHM", "random")]).await;
-            for named in ["no-such", "prefix-cash", "random:0.5,least-request", "random,least-request"] {
-                let refusal = pool.refusal(&[("routing-strategy", named)]).await;
-                let value = refusal.headers.get("x-error-invalid-routing-strategy");
-                assert_eq!((refusal.status, value.map(String::as_str)), (400, Some(named)));
+            for variables in [&[("ROUTING_ALGORITHM", "random")][..], &MANIFEST] {
+                let pool = Pool::with(2, "", variables).await;
+                for named in ["no-such", "prefix-cash", "random:0.5,least-request", "random,least-request"] {
+                    let refusal = pool.refusal(&[("routing-strategy", named)]).await;
+                    let value = refusal.headers.get("x-error-invalid-routing-strategy");
+                    assert_eq!((refusal.status, value.map(String::as_str)), (400, Some(named)));
+                }
             }
         }
     header_empty: "an empty header", "400, and `x-error-invalid-routing-strategy` is empty",
