@@ -149,6 +149,9 @@ pub struct Args {
     /// Largest request body, bytes.
     #[arg(long, value_name = "BYTES", default_value_t = config::DEFAULT_MAX_BODY_BYTES)]
     max_body_bytes: usize,
+    /// Time without a request after which a server closes an HTTP/1.1 connection, as uvicorn does; 0s keeps it open.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(config::DEFAULT_KEEP_ALIVE))]
+    keep_alive_timeout: Time,
     /// Faults from the start, as JSON (see below).
     #[arg(long, value_name = "JSON", value_parser = parse_faults, default_value = "{}")]
     faults: Faults,
@@ -445,6 +448,7 @@ impl Args {
             bind: self.bind,
             port: self.port,
             roles: self.pd.roles(),
+            keep_alive: self.keep_alive_timeout.0,
             server: ServerConfig {
                 engine,
                 models: self.model,

@@ -2,17 +2,21 @@
 //!
 //! **Owns** the HTTP clients and the error reasons of failed requests.
 //! **Called by** `scrape`, `tokenize`, `ext_proc` (prefill requests) and `loadgen`.
-//! **Must not** interpret a response, choose an endpoint or retry.
+//! **Must not** interpret a response or choose an endpoint.
 //!
 //! This file is the whole crate.
 
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
-use reqwest::{Client, ClientBuilder, Url, redirect};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url, redirect};
 use std::time::Duration;
 
-/// Time after which we close idle connections, 4 s: before uvicorn (vLLM, SGLang) closes them after 5 s. A request on a
-/// connection that is being closed would count as a failure of the server.
+/// Shortest time after which a supported engine closes a connection without requests, 5 s: the default of uvicorn,
+/// which vLLM, SGLang and TensorRT-LLM keep.
+pub const SHORTEST_KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Time after which we close idle connections, 4 s: before the server does. A request on a connection that is being
+/// closed would count as a failure of the server.
 pub(crate) const DEFAULT_POOL_IDLE: Duration = Duration::from_secs(4);
+const _: () = assert!(DEFAULT_POOL_IDLE.as_millis() < SHORTEST_KEEP_ALIVE.as_millis(), "servers would close first");
 
 /// The reason for which a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -146,7 +150,7 @@ async fn fetch_untimed(
     if let Some(authorization) = authorization {
         request = request.header(AUTHORIZATION, authorization);
     }
-    let mut response = request.send().await.map_err(|e| match () {
+    let mut response = send_pure(request).await.map_err(|e| match () {
         () if e.is_builder() => FetchError::Url(cause(&e)),
         () if e.is_connect() => FetchError::Connect(cause(&e)),
         () => FetchError::Broken(cause(&e)),
@@ -173,6 +177,21 @@ async fn fetch_untimed(
     Ok(())
 }
 
+/// Sends a request that changes nothing on the server. If the connection ends before the response, the request is sent
+/// once more: the server may have closed a connection that it took for idle.
+///
+/// # Errors
+/// The error of the last attempt.
+pub async fn send_pure(request: RequestBuilder) -> reqwest::Result<Response> {
+    let again = request.try_clone();
+    match (request.send().await, again) {
+        (Err(error), Some(again)) if error.is_request() && !error.is_connect() && !error.is_timeout() => {
+            again.send().await
+        }
+        (outcome, _) => outcome,
+    }
+}
+
 /// Returns the innermost cause of a reqwest error, such as "connection refused", without the URL.
 #[must_use]
 pub fn cause(error: &reqwest::Error) -> String {
@@ -182,3 +201,6 @@ pub fn cause(error: &reqwest::Error) -> String {
     }
     cause.to_string()
 }
+
+#[cfg(test)]
+mod tests;

@@ -208,7 +208,7 @@ async fn first_model(client: &Client, url: &Url, headers: &HeaderMap) -> Result<
     let failed = |why: String| LiveError::Model { url: url.to_string(), why };
     let ask = async {
         let request = client.get(url.clone()).header(ACCEPT_ENCODING, "identity").headers(headers.clone());
-        let mut answer = request.send().await.map_err(|e| failed(cause(&e)))?;
+        let mut answer = fetch::send_pure(request).await.map_err(|e| failed(cause(&e)))?;
         if answer.status() != reqwest::StatusCode::OK {
             return Err(failed(format!("got status {}, want 200", answer.status().as_u16())));
         }

@@ -6,6 +6,7 @@ use crate::faults::Faults;
 use crate::kv_events::KvEventsConfig;
 use crate::pd::{PdConfig, ServerRole};
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 /// 4 servers: enough that a good choice and a bad one differ.
 pub const DEFAULT_ENDPOINTS: u16 = 4;
@@ -15,6 +16,9 @@ pub const DEFAULT_PORT: u16 = 8001;
 pub const DEFAULT_MODEL: &str = "sim-8b";
 /// 64 MiB of request body.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 64 << 20;
+
+/// 5 s: uvicorn's default, which vLLM, SGLang and TensorRT-LLM keep.
+pub const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// Whose metric names a server uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -111,6 +115,8 @@ pub struct SimConfig {
     pub port: u16,
     /// What each is for, in order; those beyond the end are for both.
     pub roles: Vec<ServerRole>,
+    /// Time without a request after which a server closes an HTTP/1.1 connection; 0 keeps it open.
+    pub keep_alive: Duration,
     /// Configuration that all servers share.
     pub server: ServerConfig,
 }
@@ -122,6 +128,7 @@ impl Default for SimConfig {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: DEFAULT_PORT,
             roles: Vec::new(),
+            keep_alive: DEFAULT_KEEP_ALIVE,
             server: ServerConfig::default(),
         }
     }

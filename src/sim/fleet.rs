@@ -142,7 +142,8 @@ impl SimHandle {
             tokio::spawn(async move { aborted.run_until_cancelled(engine.drive()).await });
         }
         let (tasks, stop, abort) = (self.tasks.clone(), self.stop.clone(), self.abort.clone());
-        self.tasks.spawn(accept(listener, server, tasks, stop, abort));
+        let keep_alive = (!config.keep_alive.is_zero()).then_some(config.keep_alive);
+        self.tasks.spawn(accept(listener, server, keep_alive, tasks, stop, abort));
         Ok(())
     }
 
@@ -193,6 +194,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 async fn accept(
     listener: TcpListener,
     server: Arc<Server>,
+    keep_alive: Option<Duration>,
     tasks: TaskTracker,
     stop: CancellationToken,
     abort: CancellationToken,
@@ -200,7 +202,7 @@ async fn accept(
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, _)) => {
-                tasks.spawn(connection(stream, server.clone(), stop.clone(), abort.clone()));
+                tasks.spawn(connection(stream, server.clone(), keep_alive, stop.clone(), abort.clone()));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept failed");
@@ -210,11 +212,18 @@ async fn accept(
     }
 }
 
-async fn connection(stream: TcpStream, server: Arc<Server>, stop: CancellationToken, abort: CancellationToken) {
+async fn connection(
+    stream: TcpStream,
+    server: Arc<Server>,
+    keep_alive: Option<Duration>,
+    stop: CancellationToken,
+    abort: CancellationToken,
+) {
     // Tokens are small and must not wait for each other; a socket that refuses works all the same.
     let _ = stream.set_nodelay(true);
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new());
+    // hyper counts the time until the next request's headers, so this closes idle connections as uvicorn does.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(keep_alive);
     builder
         .http2()
         .timer(TokioTimer::new())

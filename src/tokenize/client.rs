@@ -73,7 +73,7 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
         .header(ACCEPT, "application/json")
         .header(ACCEPT_ENCODING, "identity")
         .body(body);
-    let mut response = request.send().await.map_err(|e| match () {
+    let mut response = http::send_pure(request).await.map_err(|e| match () {
         () if e.is_connect() || e.is_builder() => CallError::Connect(cause(&e)),
         () => CallError::Broken(cause(&e)),
     })?;

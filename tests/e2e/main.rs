@@ -22,6 +22,7 @@ mod fleet;
 mod flow;
 mod inputs;
 mod istio;
+mod keep_alive;
 mod limits;
 mod llm_d_files;
 mod load;

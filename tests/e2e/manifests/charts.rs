@@ -308,7 +308,7 @@ fn picker_of_many_pools_has_a_service_for_each() {
         assert_eq!(rule["spec"]["host"], format!("{name}.inference.svc.cluster.local"));
     }
     let patches = list(&rendered.one("EnvoyFilter")["spec"]["configPatches"]);
-    let patched: Vec<_> = patches.iter().map(|patch| text(&patch["match"]["cluster"]["service"])).collect();
+    let patched: Vec<_> = patches.iter().filter_map(|patch| patch["match"]["cluster"]["service"].as_str()).collect();
     let hosts = ["llm-epp", "llama-epp", "qwen-epp"].map(|name| format!("{name}.inference.svc.cluster.local"));
     assert_eq!(patched, hosts, "each connection to the picker takes any number of small frames");
     for object in &rendered.objects {

@@ -3,6 +3,7 @@
 
 mod agree;
 mod charts;
+mod idle;
 mod live;
 mod pages;
 mod picker;
