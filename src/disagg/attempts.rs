@@ -32,6 +32,8 @@ pub enum Failure {
     Ended,
     /// No response arrived in time.
     Late,
+    /// No worker was there to call.
+    Absent,
 }
 
 impl Failure {
@@ -47,10 +49,11 @@ impl Failure {
             Failure::Unusable => "prefill_unusable",
             Failure::Ended => "prefill_ended",
             Failure::Late => "prefill_late",
+            Failure::Absent => "no_prefill_endpoint",
         }
     }
 
-    /// All codes of failures.
+    /// All codes of failed calls.
     pub const CODES: [&'static str; 8] = [
         "prefill_refused",
         "prefill_broken",
@@ -71,6 +74,7 @@ impl Failure {
             Failure::Status(status) => Outcome::of_status(status),
             // The worker responded, though the response is of no use here.
             Failure::Unusable | Failure::Ended => Some(Outcome::Success),
+            Failure::Absent => None,
         }
     }
 
@@ -80,7 +84,7 @@ impl Failure {
         match self {
             Failure::Status(status) => (400..500).contains(&status) && !matches!(status, 408 | 429),
             Failure::Ended => true,
-            Failure::Refused | Failure::Broken | Failure::Unusable | Failure::Late => false,
+            Failure::Refused | Failure::Broken | Failure::Unusable | Failure::Late | Failure::Absent => false,
         }
     }
 
@@ -88,7 +92,7 @@ impl Failure {
         match self {
             Failure::Refused | Failure::Broken | Failure::Unusable => true,
             Failure::Status(status) => status == 429 || status >= 500,
-            Failure::Ended | Failure::Late => false,
+            Failure::Ended | Failure::Late | Failure::Absent => false,
         }
     }
 }

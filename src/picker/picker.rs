@@ -9,6 +9,7 @@ use attache_record::{Recorder, Turn};
 use attache_scheduling::ModelPolicies;
 use attache_sync::Replica;
 use attache_types::rng::{self, PickRng};
+use attache_types::throttle::Throttle;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,6 +29,8 @@ pub struct Picker {
     pub recorder: Option<Arc<Recorder>>,
     /// Shares bookings with other pickers, when `sync` is configured.
     pub replica: Option<Arc<Replica>>,
+    /// Log messages about requests without a prefill server.
+    pub(crate) unpaired: Throttle,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -44,6 +47,7 @@ impl Picker {
             policies: Arc::default(),
             recorder: None,
             replica: None,
+            unpaired: Throttle::default(),
             seed,
             sequence: AtomicU64::new(0),
         }

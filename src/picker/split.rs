@@ -118,6 +118,12 @@ pub const DISAGGREGATION_HEADER: &str = "x-attache-disaggregation";
 pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
 
 impl PrefillOutcome {
+    /// No prefill worker was there.
+    #[must_use]
+    pub fn absent() -> Self {
+        Self { failure: Some(Failure::Absent), ..Self::default() }
+    }
+
     /// The response has begun. `retried`: the gateway tried another decode worker before. That one may have fetched the
     /// blocks, so they are left to their lease.
     pub fn answered(&mut self, retried: Option<bool>) {

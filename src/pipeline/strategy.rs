@@ -207,6 +207,14 @@ impl Strategy for Pipeline {
         }
     }
 
+    fn wants_pair(&self, cx: &PickContext<'_>, decoder: &Candidate<'_>) -> Option<bool> {
+        match &self.division {
+            Division::ByPool => None,
+            Division::ByCaller => Some(false),
+            Division::Stages(stages) => Some(stages.wants_pair(cx, decoder)),
+        }
+    }
+
     fn encoders(
         &self,
         cx: &PickContext<'_>,

@@ -229,6 +229,8 @@ pub enum Degraded {
     Untokenized,
     /// The gateway's body mode leaves no time for a prefill on another worker.
     NoTimeToSplit,
+    /// No prefill server was there for a request that would have been split, or might have been.
+    NoPrefillEndpoint,
     /// The gateway does not report retries: blocks of a prefill that were not fetched are kept until their lease ends.
     AttemptsUntold,
     /// Endpoints and rules may be out of date, because the API server is unreachable.
@@ -323,7 +325,7 @@ pub enum SplitOutcome {
     Split,
     /// By one endpoint, because that was predicted to be better, or by rule.
     Whole,
-    /// The decode worker prefilled the prompt as well, because no prefill worker did.
+    /// The decode worker prefilled the prompt as well, because no prefill worker did or none was there.
     Local,
     /// It was rejected: no prefill worker prefilled the prompt.
     Refused,

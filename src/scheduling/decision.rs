@@ -2,7 +2,7 @@
 
 use super::candidates::Candidate;
 use super::digest::Digest;
-use super::split::Split;
+use super::split::{Split, Unpaired};
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_types::ids::EndpointId;
@@ -191,6 +191,7 @@ impl Ranking {
             parts: self.parts,
             trail: None,
             split: None,
+            unpaired: None,
             encode: Vec::new(),
             encode_probe: false,
             probe: false,
@@ -255,6 +256,9 @@ pub struct Decision {
     pub trail: Option<Box<Digest>>,
     /// Set if another server prefills the prompt for the first pick; boxed, since most requests are not split.
     pub split: Option<Box<Split>>,
+    /// Set if no prefill server was there for the request, so that its first pick prefills the prompt. `None` if the
+    /// request is split, or if it is whole by choice.
+    pub unpaired: Option<Unpaired>,
     /// Servers that encode images and sounds for the prefill server; empty if it encodes them itself or there are
     /// none.
     pub encode: Vec<Arc<Endpoint>>,

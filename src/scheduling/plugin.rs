@@ -277,6 +277,13 @@ pub trait Strategy: Send + Sync + Debug {
         split::by_rank(self, cx, field, rng, ranking)
     }
 
+    /// Whether the strategy has a rule of its own that splits the request if `decoder` serves it, whatever prefill
+    /// servers there are; `None` leaves it to the pool's decider. It tells a request that the rule keeps whole from one
+    /// without a pair.
+    fn wants_pair(&self, _: &PickContext<'_>, _decoder: &Candidate<'_>) -> Option<bool> {
+        None
+    }
+
     /// Chooses the servers that encode images and sounds, once prefill and decode servers are known; `None` for none.
     /// `ranking` is empty and wants one server per item. Must not change state, as [`Strategy::rank`].
     ///

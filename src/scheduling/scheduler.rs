@@ -20,7 +20,7 @@ use super::facts::media;
 use super::least_request::LeastRequest;
 use super::objective::Objective;
 use super::plugin::{PickContext, Strategy};
-use super::split::{self, Decider, Pair, Split, SplitPolicy};
+use super::split::{self, Decider, Pair, Split, SplitPolicy, Unpaired};
 use attache_pool::health::{Availability, HealthPolicy};
 use attache_pool::{Endpoint, EndpointSpec, EndpointState, Roles};
 use attache_types::error::{Reason, RequestError};
@@ -30,6 +30,17 @@ use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Returns the probes of encode and prefill servers that a dropped decision has claimed.
+fn return_probes(cx: &PickContext<'_>, decision: &Decision) {
+    let unprobed = [
+        decision.encode.first().filter(|_| decision.encode_probe),
+        decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
+    ];
+    if !cx.dry_run {
+        unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
+    }
+}
 
 /// Endpoints that the gateway allows, from its subset hint. An entry without a port allows every port of the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -175,7 +186,8 @@ impl Scheduler {
     ///
     /// * `subset_empty` if the gateway's subset allows no endpoint of the pool.
     /// * `no_ready_endpoint` if no endpoint is ready, or the strategy picks none.
-    /// * `no_prefill_endpoint` and `no_whole_endpoint` if the ready endpoints cannot serve the request alone.
+    /// * `no_prefill_endpoint` and `no_whole_endpoint` if the ready endpoints cannot serve the request alone, or must not
+    ///   ([`SplitPolicy::required`]).
     pub fn decide(
         &self,
         strategy: &dyn Strategy,
@@ -258,6 +270,7 @@ impl Scheduler {
             decision.ejection_ignored = field.ejection_ignored;
             decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
             if !self.can_serve(cx, &mut decision, &mut field) {
+                return_probes(cx, &decision);
                 if field.candidates.is_empty() {
                     return Err(self.no_pair(cx, subset));
                 }
@@ -276,14 +289,7 @@ impl Scheduler {
             if granted {
                 return Ok(decision);
             }
-            // The next round may choose others, so this round's probes of encode and prefill servers are returned.
-            let unprobed = [
-                decision.encode.first().filter(|_| decision.encode_probe),
-                decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
-            ];
-            if !cx.dry_run {
-                unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
-            }
+            return_probes(cx, &decision);
             field.exclude(first.id);
             if field.candidates.is_empty() {
                 field.ignore_ejection(cx);
@@ -372,11 +378,15 @@ impl Scheduler {
         } else {
             self.candidates(cx, subset, Roles::PREFILL).candidates
         };
-        if prefill.is_empty() {
-            return whole;
-        }
+        let unpaired = || {
+            let decoder = whole.picks.first().and_then(|first| decode.iter().find(|c| c.id == first.id));
+            decoder.and_then(|decoder| policy.unpaired(strategy, cx, decoder))
+        };
         let field = split::PairCandidates { prefill: &prefill, decode, whole: &whole, policy };
-        let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
+        let pair = if prefill.is_empty() { None } else { strategy.pair(cx, &field, rng, self.ranking(explain)) };
+        let Some(mut pair) = pair else {
+            return Decision { unpaired: unpaired(), ..whole };
+        };
         let split = !alone || pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let mut probe = false;
         if split {
@@ -389,7 +399,9 @@ impl Scheduler {
         let held = pair.prefill.first().and_then(|p| prefill.iter().find(|c| c.state.endpoint.id == p.id));
         let carried = |c: &Candidate<'_>| cx.prefix.map_or(0, |found| found.carried(c.id).0);
         let (Some(held), false) = (held.map(|c| c.cached.any.max(carried(c))), pair.decode.is_empty()) else {
-            return whole;
+            // Other requests probe the prefill servers of the pair.
+            let unpaired = split.then_some(Unpaired::Wanted);
+            return Decision { unpaired, ..whole };
         };
         let mut decision = whole;
         if let Some(parts) = &mut decision.parts {
@@ -407,13 +419,15 @@ impl Scheduler {
     }
 
     /// Whether the picks of `decision` can serve the request. Without a split, only picks that serve whole requests
-    /// are kept. If none is left, `field` loses the first pick and all candidates that can never serve it.
+    /// are kept, and none if the request must be split. If none is left, `field` loses the first pick and all candidates
+    /// that can never serve it.
     fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut CandidateSet<'_>) -> bool {
         let Some(policy) = self.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
             return true;
         };
         let first = decision.picks.first().map(|first| first.id);
-        decision.picks.retain(|endpoint| policy.serves_whole(endpoint));
+        let must_split = policy.required && decision.unpaired == Some(Unpaired::Wanted);
+        decision.picks.retain(|endpoint| !must_split && policy.serves_whole(endpoint));
         if !decision.picks.is_empty() {
             return true;
         }
@@ -424,20 +438,6 @@ impl Scheduler {
             field.ignore_ejection(cx);
         }
         false
-    }
-
-    /// Error for a request that no endpoint serves whole and for which there is no pair.
-    fn no_pair(&self, cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
-        if !cx.splittable {
-            return split::not_alone();
-        }
-        let prefill = cx.snapshot.endpoints.iter().filter(|s| s.endpoint.roles.has(Roles::PREFILL));
-        let (known, ready) = (prefill.count(), self.candidates(cx, subset, Roles::PREFILL).candidates.len());
-        let message = format!(
-            "the pool's decode servers only answer prompts that a prefill server computes, and there is none for \
-             them ({known} known, {ready} ready); start one with the same labels, or an endpoint of `role: both`"
-        );
-        RequestError::new(Reason::NoPrefillEndpoint, message)
     }
 
     /// Drops prefill servers from the front of `picks` that are ejected or whose probe another request has. Returns
@@ -594,6 +594,7 @@ pub fn least_loaded() -> Arc<dyn Strategy> {
     Arc::new(LeastRequest)
 }
 
+mod absence;
 mod successor;
 #[cfg(test)]
 mod tests;

@@ -39,9 +39,37 @@ pub struct SplitPolicy {
     /// Whether decode servers also serve requests that are not split. If not, servers with both roles and combined
     /// ones serve those requests and are in no pair.
     pub whole: bool,
+    /// Whether a request that must be split is rejected if no prefill server is there for it. If not, its decode server
+    /// prefills the prompt.
+    pub required: bool,
+}
+
+/// Why a request without a pair might have been split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unpaired {
+    /// The decider compares times, and there was no pair to compare.
+    Undecided,
+    /// The decider or a rule of the strategy splits the request.
+    Wanted,
 }
 
 impl SplitPolicy {
+    /// How a request is served that `decoder` would decode and for which no prefill server is there; `None` if it is
+    /// whole by choice.
+    #[must_use]
+    pub fn unpaired(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, decoder: &Candidate<'_>) -> Option<Unpaired> {
+        let wanted = match (strategy.wants_pair(cx, decoder), self.decider) {
+            (Some(wanted), _) => wanted,
+            (None, Decider::Always) => true,
+            (None, Decider::Never | Decider::Strategy) => false,
+            (None, Decider::PrefixBased { non_cached_tokens, prompt_tokens }) => {
+                lacks_enough(cx, decoder, non_cached_tokens, prompt_tokens)
+            }
+            (None, Decider::Predicted) => return Some(Unpaired::Undecided),
+        };
+        wanted.then_some(Unpaired::Wanted)
+    }
+
     /// Whether `helper` has the same values of the labels in `together` as `decode`, where `decode` has them.
     #[must_use]
     pub fn fits(&self, helper: &Endpoint, decode: &Endpoint) -> bool {

@@ -504,6 +504,11 @@ impl Strategy for Pd {
         Some(pair)
     }
 
+    fn wants_pair(&self, _: &PickContext<'_>, decoder: &Candidate<'_>) -> Option<bool> {
+        let bucketed = self.0.prompt_length_bucketing && !self.0.compat;
+        Some(!(bucketed && decoder.state.endpoint.is_combined()))
+    }
+
     fn reads(&self) -> Reads {
         match self.0.prefill_score_policy {
             PrefillPolicy::LeastRequest => Reads::NOTHING,

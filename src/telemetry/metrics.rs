@@ -101,7 +101,7 @@ pub struct Metrics {
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 12],
-    degraded: [(Degraded, Counter); 16],
+    degraded: [(Degraded, Counter); 17],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -156,7 +156,7 @@ fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 12] {
     ]
 }
 
-fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 16] {
+fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 17] {
     let degraded = Family::<ModeLabel, Counter>::default();
     registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
     let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
@@ -169,6 +169,7 @@ fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 16] {
         mode(Degraded::ReadingLate, "reading_late"),
         mode(Degraded::Untokenized, "untokenized"),
         mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+        mode(Degraded::NoPrefillEndpoint, "no_prefill_endpoint"),
         mode(Degraded::AttemptsUntold, "attempts_untold"),
         mode(Degraded::DiscoveryStale, "discovery_stale"),
         mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
@@ -278,7 +279,7 @@ impl Metrics {
                     rate often means that the pool is too small";
         registry.register("diverted", help, self.diverted.clone());
         let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill \
-                    server answered; `refused` for the same reason";
+                    server answered or none was there; `refused` for the same reasons";
         registry.register("disaggregation", help, self.splits.clone());
         let help = "requests to prefill servers, by outcome";
         registry.register("prefill_legs", help, self.legs.clone());

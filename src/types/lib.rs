@@ -15,4 +15,5 @@ pub mod limits;
 pub mod params;
 pub mod rng;
 pub mod spelling;
+pub mod throttle;
 pub mod units;

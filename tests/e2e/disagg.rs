@@ -203,20 +203,20 @@ async fn failing_prefill_workers_cost_no_request() {
     let stack = Stack::start(&[], "decider: always, prefillTimeout: 2s").await;
     let one = [stack.prefill()[0]];
     let both = stack.prefill().to_vec();
-    let (split, whole) = ("split", "");
+    let (split, absent) = ("split", "local; reason=no_prefill_endpoint");
     for (what, servers, faults, patience, allowed) in [
         ("one refuses", &one[..], json!({"refuse": true}), 10, &[split][..]),
-        // Ejected workers are not called, so requests are then served whole.
-        ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", whole]),
+        // Ejected workers are not called, so the decode worker computes the prompts.
+        ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", absent]),
         ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), 10, &[split]),
         (
             "both fail now and then",
             &both,
             json!({"fail_next": {"count": 10, "status": 503}}),
             10,
-            &["local; reason=prefill_failed", split, whole],
+            &["local; reason=prefill_failed", split, absent],
         ),
-        ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", whole]),
+        ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", absent]),
         // Blocks without transfer parameters can't be fetched, so this case is the last.
         ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), 10, &[split]),
     ] {

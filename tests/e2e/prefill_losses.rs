@@ -274,8 +274,8 @@ async fn prefill_workers_removed_during_prefill_cost_no_request() {
         assert!(hanging[..2].iter().all(|count| *count > 0), "both compute prompts: {hanging:?}");
         stack.reload_pool(&pool(&settings, &[], stack.decode()), 1).await;
         // New requests find no prefill worker, and do not wait behind earlier ones.
-        let whole = load(stack.to(), CLIENTS, course_and_worker).await;
-        assert_eq!(whole, vec![(String::new(), String::new()); CLIENTS], "{end:?}");
+        let alone = load(stack.to(), CLIENTS, course_and_worker).await;
+        assert_eq!(alone, vec![local("no_prefill_endpoint"); CLIENTS], "{end:?}");
         match end {
             End::Computed => {
                 stack.faults(json!({})).await;

@@ -187,7 +187,7 @@ impl Plan {
     }
 
     fn play_by(&self, name: &str, strategy: Box<dyn Strategy>, mut workload: Box<dyn Workload>) -> (RunOutcome, Seen) {
-        let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
+        let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true, required: false };
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let scheduler = Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split);
         let cache = CacheConfig {

@@ -188,7 +188,7 @@ pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: b
     let splitting = |policy: &Policy, decider: Decider| {
         let before = policy.pool.disaggregation.clone();
         let Disaggregation { split, mode } = before.unwrap_or_else(|| Disaggregation {
-            split: SplitPolicy { decider, together: default_together(), whole: true },
+            split: SplitPolicy { decider, together: default_together(), whole: true, required: false },
             mode: Mode::Header { source_tokens: None },
         });
         let split = SplitPolicy { decider, ..split };

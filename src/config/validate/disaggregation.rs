@@ -198,7 +198,8 @@ fn disaggregation(
         None => default_together(),
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
-    let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };
+    let decider = decider(file.decider.as_ref(), path, sink);
+    let split = SplitPolicy { decider, together, whole: true, required: false };
     if given(file.mode, DisaggregationMode::Direct) == DisaggregationMode::Header {
         return Some(Disaggregation { split, mode: header_mode(&file, path, sink) });
     }
@@ -242,6 +243,7 @@ fn disaggregation(
         bootstrap_port: given(file.bootstrap_port, DEFAULT_BOOTSTRAP_PORT),
         decoder_blocks_ttl: given(file.decoder_blocks_ttl, DEFAULT_DECODER_BLOCKS_TTL),
     };
+    let split = SplitPolicy { required: direct.fallback == Fallback::Fail, ..split };
     Some(Disaggregation { split, mode: Mode::Direct(direct) })
 }
 

@@ -30,6 +30,7 @@ mod slow_store;
 mod splitting;
 mod succession;
 mod traces;
+mod unpaired;
 mod unread;
 
 use super::*;

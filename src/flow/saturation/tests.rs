@@ -185,7 +185,7 @@ fn split_pool_has_capacity_while_decode_workers_serve_whole() {
     let combined = |server| Server { combined: true, ..role("decode", server) };
     let full = || Server::default().awaits(&[100_000]);
     let idle = Server::default;
-    let policy = |whole| SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole };
+    let policy = |whole| SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole, required: false };
     // Whether it is full for whole requests, for pairs, and for either way.
     for (row, servers, whole, expected) in [
         ("prefill is full", vec![role("prefill", full()), role("decode", idle())], true, [false, true, false]),

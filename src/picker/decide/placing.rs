@@ -4,7 +4,7 @@ use super::entering::{Admission, Deciding, Rewritten, Scope};
 use super::{AdmittedRequest, Plan, PoolRuntime, PrefillTime, Step};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
-use crate::event::{Degraded, Event, RequestEvent};
+use crate::event::{Degraded, Event, RequestEvent, SplitOutcome};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
 use crate::lookup::{self, PendingUpdates, Prepared, PromptLookup};
@@ -15,6 +15,7 @@ use crate::quotas::Permits;
 use crate::reading::report_unsplit;
 use crate::recording::{DecisionDraft, RequestReads};
 use crate::sharing::SharedBookings;
+use crate::split::PrefillOutcome;
 use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
@@ -25,7 +26,7 @@ use attache_scheduling::plugin::UserCharge;
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{AssumedBooking, Decision, PickContext, RequestFacts, Strategy};
 use attache_sync::OwnRecord;
-use attache_types::error::RequestError;
+use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -133,6 +134,10 @@ impl Deciding<'_> {
                 if let Some(draft) = draft {
                     draft.refused(notes, &error);
                 }
+                if error.reason == Reason::NoPrefillEndpoint {
+                    self.runtime.observer.event(RequestEvent::Split(SplitOutcome::Refused));
+                    self.warn_unpaired("request rejected", || error.message.to_string());
+                }
                 self.keep(explanation, Err(&error));
                 return Err(error);
             }
@@ -140,6 +145,12 @@ impl Deciding<'_> {
         let explanation = self.explanation(&snapshot, Some(&proposal));
         let Proposal { scheduled, lookup, conversation, splittable, prompt_tokens } = proposal;
         self.report(&scheduled.decision, prompt_tokens, log);
+        if scheduled.decision.unpaired.is_some() {
+            let cx = self.context(lookup.as_ref(), &snapshot, splittable);
+            self.scope.observer.event(Event::Degraded(Degraded::NoPrefillEndpoint));
+            let reason = || self.pool().scheduler.absence(&cx, self.q.subset);
+            self.warn_unpaired("the decode server prefills the prompt", reason);
+        }
         let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
         let prompt_tokens = lookup.as_ref().map_or(prompt_tokens, PromptLookup::prompt_tokens);
@@ -428,6 +439,14 @@ impl Deciding<'_> {
         }
     }
 
+    /// Logs that no prefill server was there for the request, at most once a minute.
+    fn warn_unpaired(&self, effect: &'static str, reason: impl FnOnce() -> String) {
+        if let Some(skipped) = self.scope.picker.unpaired.admit(self.q.now) {
+            let (pool, reason) = (&*self.pool().name, reason());
+            tracing::warn!(pool, reason, skipped, "no prefill server for a request; {effect}");
+        }
+    }
+
     /// Headers for the model server besides the destination.
     fn hints(&self, lookup: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
         let (prefix, head) = (self.runtime.prefix.as_ref(), self.q.head);
@@ -493,6 +512,7 @@ impl Placed {
         let Placement { scheduled, known, bookings, .. } = placement;
         let Bookings { booked, prefill, tail } = bookings;
         let Known { runtime, client, understood, max_tokens, priority, choices, ceiling, seen } = known;
+        let unpaired = scheduled.decision.unpaired;
         Step::Decided(Box::new(Plan {
             decision: scheduled.decision,
             runtime,
@@ -512,7 +532,7 @@ impl Placed {
             booked,
             prefill,
             splittable: placement.splittable,
-            prefill_outcome: None,
+            prefill_outcome: unpaired.map(|_| PrefillOutcome::absent()),
             request_id: None,
             conversation: placement.conversation,
             hints: placement.hints,

@@ -126,6 +126,13 @@ impl Stages {
         Some(pair)
     }
 
+    /// Whether the stages split the request, if there are servers for them.
+    pub(super) fn wants_pair(&self, cx: &PickContext<'_>, decoder: &Candidate<'_>) -> bool {
+        // With prefill first, the decode server is not chosen yet.
+        let decoder = Some(decoder).filter(|_| !self.prefill_first);
+        self.prefill.as_ref().is_some_and(|stage| stage.runs(cx, decoder))
+    }
+
     /// The servers that the encode profile picks for the request's media.
     pub(super) fn encoders(
         &self,

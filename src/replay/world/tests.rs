@@ -77,7 +77,8 @@ impl Fleet {
     fn picker(&self) -> FrontConfig {
         let strategy = registry().build(self.strategy, &serde_json::Value::Null).unwrap();
         let split = self.disaggregation.is_some();
-        let split = split.then(|| SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true });
+        let split =
+            split.then(|| SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true, required: false });
         let scheduler = Scheduler::new(Choices::only(self.strategy, strategy), HealthPolicy::default(), 1);
         let cache = CacheConfig {
             claim_every_block: false,

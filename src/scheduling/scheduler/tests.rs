@@ -193,7 +193,7 @@ fn requests_without_a_body_go_to_the_least_loaded() {
 }
 
 fn policy(decider: Decider) -> Option<SplitPolicy> {
-    Some(SplitPolicy { decider, together: Vec::new(), whole: true })
+    Some(SplitPolicy { decider, together: Vec::new(), whole: true, required: false })
 }
 
 #[test]
@@ -239,7 +239,8 @@ fn images_are_encoded_on_the_least_loaded_servers_one_per_item() {
     pool.endpoints[3].endpoint.health.probe_lost();
     assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
     // Servers of one revision stay together.
-    let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()], whole: true };
+    let together =
+        SplitPolicy { decider: Decider::Never, together: vec!["revision".into()], whole: true, required: false };
     let mut pool = of_roles(&["decode", "encode", "encode"]);
     for (at, revision) in [(0, "r2"), (1, "r1"), (2, "r2")] {
         let state = &mut pool.endpoints[at];
@@ -265,4 +266,107 @@ fn unhealthy_or_disallowed_prefill_server_is_not_used() {
     assert_eq!(split(&pool, Some(&subset(&["10.0.0.1:8001"]))), None, "the gateway's hint leaves the decode server");
     eject(&pool, 0, false);
     assert_eq!(split(&pool, None), None);
+}
+
+/// Why no prefill server may be asked.
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    Absent,
+    Draining,
+    Ejected,
+    Probed,
+    OutsideSubset,
+    OtherLabels,
+}
+
+/// A decode server, and a prefill server that may not be asked. The subset leaves the decode server.
+fn without_partner(cause: Cause) -> (PoolSnapshot, Option<Subset>) {
+    let mut pool = of_roles(if matches!(cause, Cause::Absent) { &["decode"] } else { &["decode", "prefill"] });
+    let respecified = |pool: &mut PoolSnapshot, at: usize, change: &dyn Fn(&mut EndpointSpec)| {
+        let mut spec = (*pool.endpoints[at].endpoint.spec).clone();
+        change(&mut spec);
+        pool.endpoints[at] = pool.endpoints[at].clone().respecified(spec);
+    };
+    match cause {
+        Cause::Absent | Cause::OutsideSubset => {}
+        Cause::Draining => respecified(&mut pool, 1, &|spec| spec.draining = true),
+        Cause::Ejected => eject(&pool, 1, false),
+        Cause::Probed => {
+            eject(&pool, 1, true);
+            assert!(pool.endpoints[1].endpoint.health.claim_probe(NOW, &HealthPolicy::default()));
+        }
+        Cause::OtherLabels => {
+            for (at, revision) in [(0, "a"), (1, "b")] {
+                respecified(&mut pool, at, &|spec| _ = spec.labels.insert("revision".into(), revision.into()));
+            }
+        }
+    }
+    let only = pool.endpoints[0].endpoint.spec.address.to_string();
+    (pool, matches!(cause, Cause::OutsideSubset).then(|| subset(&[&only])))
+}
+
+#[test]
+fn missing_prefill_server_is_no_decision_against_a_split() {
+    use Cause::{Absent, Draining, Ejected, OtherLabels, OutsideSubset, Probed};
+    let lacking = |non_cached_tokens| Decider::PrefixBased { non_cached_tokens, prompt_tokens: 0 };
+    let deciders = [
+        (Decider::Always, Some(Unpaired::Wanted)),
+        (lacking(10), Some(Unpaired::Wanted)),
+        (Decider::Predicted, Some(Unpaired::Undecided)),
+        // The decider declines.
+        (lacking(1_000), None),
+        (lacking(0), None),
+        (Decider::Never, None),
+        (Decider::Strategy, None),
+    ];
+    for (cause, named) in [
+        (Absent, "the pool has none"),
+        (Draining, "of 1: 1 draining"),
+        (Ejected, "of 1: 1 ejected"),
+        (Probed, "of 1: 1 ejected"),
+        (OutsideSubset, "of 1: 1 not in the gateway's subset"),
+        (OtherLabels, "of 1: 1 in no pair with the decode server"),
+    ] {
+        for ((decider, expected), required) in deciders.iter().flat_map(|d| [(d, false), (d, true)]) {
+            let (pool, allowed) = without_partner(cause);
+            let policy = SplitPolicy { decider: *decider, together: vec!["revision".into()], whole: true, required };
+            let scheduler = scheduler("least-request", 2).splitting(Some(policy));
+            let request = RequestFacts { prompt_tokens: 100, ..RequestFacts::default() };
+            let cx = PickContext { request, splittable: true, generates: true, ..context(&pool) };
+            let strategy = &*scheduler.choices.default.strategy;
+            let rng = &mut for_request(0, 0);
+            let case = format!("{cause:?}, {decider:?}, required: {required}");
+            match scheduler.decide(strategy, &cx, allowed.as_ref(), Explain::No, rng) {
+                Ok(decision) => {
+                    assert!(!required || *expected != Some(Unpaired::Wanted), "{case}");
+                    assert_eq!(decision.unpaired, *expected, "{case}");
+                    assert!(decision.split.is_none() && decision.picks[0].id.0 == 0, "{case}");
+                }
+                Err(error) => {
+                    assert!(required && *expected == Some(Unpaired::Wanted), "{case}: {error:?}");
+                    assert_eq!(error.reason, Reason::NoPrefillEndpoint, "{case}");
+                    assert!(error.message.contains(named), "{case}: {}", error.message);
+                }
+            }
+        }
+    }
+}
+
+/// If the request must be split, the decode server without a partner is passed over.
+#[test]
+fn required_pair_is_found_at_another_decode_server() {
+    let mut pool = of_roles(&["decode", "decode", "prefill"]);
+    for (at, revision) in [(0, "a"), (1, "b"), (2, "b")] {
+        let mut spec = (*pool.endpoints[at].endpoint.spec).clone();
+        spec.labels.insert("revision".into(), revision.into());
+        pool.endpoints[at] = pool.endpoints[at].clone().respecified(spec);
+    }
+    let _busy = Ticket::book(pool.endpoints[1].endpoint.clone(), 0);
+    let together = vec!["revision".into()];
+    let policy = SplitPolicy { decider: Decider::Always, together, whole: true, required: true };
+    let scheduler = scheduler("least-request", 1).splitting(Some(policy));
+    let cx = PickContext { splittable: true, generates: true, ..context(&pool) };
+    let strategy = &*scheduler.choices.default.strategy;
+    let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(0, 0)).unwrap();
+    assert_eq!((decision.picks[0].id.0, decision.split.unwrap().prefill[0].id.0), (1, 2));
 }

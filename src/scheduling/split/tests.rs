@@ -13,7 +13,7 @@ use std::time::Duration;
 const ROLESET: &str = "roleset-name";
 
 fn policy(decider: Decider) -> SplitPolicy {
-    SplitPolicy { decider, together: vec![ROLESET.into()], whole: true }
+    SplitPolicy { decider, together: vec![ROLESET.into()], whole: true, required: false }
 }
 
 #[test]

@@ -15,7 +15,12 @@ fn pd(parameters: Value) -> Pd {
 }
 
 fn sent(trial: &Trial, parameters: Value, seed: u64) -> Option<Sent> {
-    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()], whole: true };
+    let policy = SplitPolicy {
+        decider: Decider::Predicted,
+        together: vec!["roleset-name".into()],
+        whole: true,
+        required: false,
+    };
     trial.pair(&pd(parameters), &policy, 2, seed)
 }
 

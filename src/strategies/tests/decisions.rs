@@ -17,7 +17,7 @@ fn scheduler(name: &str, wanted: usize) -> Scheduler {
 }
 
 fn policy(decider: Decider) -> Option<SplitPolicy> {
-    Some(SplitPolicy { decider, together: Vec::new(), whole: true })
+    Some(SplitPolicy { decider, together: Vec::new(), whole: true, required: false })
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn split_request_has_two_servers_and_both_are_recorded() {
 
 #[test]
 fn decode_servers_that_serve_nothing_whole_only_get_pairs() {
-    let policy = |decider| Some(SplitPolicy { decider, together: Vec::new(), whole: false });
+    let policy = |decider| Some(SplitPolicy { decider, together: Vec::new(), whole: false, required: false });
     let unwilling = Decider::PrefixBased { non_cached_tokens: 1 << 20, prompt_tokens: 0 };
     let sent = |plugin: &str, pool: &PoolSnapshot, decider, splittable, seed| {
         let scheduler = scheduler(plugin, 3).splitting(policy(decider));
@@ -132,7 +132,8 @@ fn decode_servers_that_serve_nothing_whole_only_get_pairs() {
 
 #[test]
 fn all_decode_picks_continue_from_the_same_prefill() {
-    let policy = SplitPolicy { decider: Decider::Always, together: vec!["revision".into()], whole: true };
+    let policy =
+        SplitPolicy { decider: Decider::Always, together: vec!["revision".into()], whole: true, required: false };
     let mut pool = of_roles(&["prefill", "prefill", "decode", "decode", "decode", "both"]);
     for (at, revision) in [(0, "r1"), (1, "r2"), (2, "r1"), (3, "r2"), (4, "r2"), (5, "r2")] {
         let state = &mut pool.endpoints[at];

@@ -11,7 +11,7 @@ use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, p
 const ROLESET: &str = "roleset-name";
 
 fn policy(decider: Decider) -> SplitPolicy {
-    SplitPolicy { decider, together: vec![ROLESET.into()], whole: true }
+    SplitPolicy { decider, together: vec![ROLESET.into()], whole: true, required: false }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 /// Two prefill workers, two decode workers.
 fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true, required: false };
     Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: ROLES,
@@ -25,7 +25,8 @@ fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
 
 /// Workers with these roles and rolesets; the strategy may choose any.
 fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
-    let policy = SplitPolicy { decider: Decider::Always, together: vec!["roleset-name".into()], whole: true };
+    let policy =
+        SplitPolicy { decider: Decider::Always, together: vec!["roleset-name".into()], whole: true, required: false };
     let world = Setup {
         servers: vec![(0, 0.0, &[]); roles.len()],
         roles,

@@ -17,7 +17,7 @@ use serde_json::{Value as Json, json};
 const TOKENS_A_BLOCK: usize = 16;
 
 fn setup(mode: Option<Mode>, decider: Decider) -> Setup {
-    let policy = SplitPolicy { decider, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider, together: Vec::new(), whole: true, required: false };
     Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: ROLES,
@@ -255,7 +255,7 @@ fn sidecar_gets_fetch_source_with_more_cached_blocks() {
 
 #[test]
 fn sidecar_gets_encoders_booked_until_response_begins() {
-    let policy = SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true, required: false };
     let world = |mode: Mode| {
         Setup {
             servers: vec![(0, 0.0, &[]); 3],
@@ -302,7 +302,7 @@ fn failing_encoder_is_ejected_and_probed_again() {
         servers: vec![(0, 0.0, &[]); 4],
         roles: &["decode", "decode", "encode", "encode"],
         disagg: Some((
-            SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true },
+            SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true, required: false },
             Mode::Header { source_tokens: None },
         )),
         strategy: "least-request",

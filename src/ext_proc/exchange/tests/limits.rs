@@ -325,7 +325,7 @@ fn preempted_request_is_not_charged() {
 
 #[test]
 fn disconnect_during_prefill_is_charged_the_reservation() {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true, required: false };
     let world = Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: splitting::ROLES,

@@ -18,7 +18,7 @@ fn comes(world: &World, tokens: usize) -> One {
 
 /// Capacity for one prefill and two responses.
 fn splitting(connector: &str) -> World {
-    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true, required: false };
     Setup {
         servers: vec![(0, 0.0, &[]); 3],
         roles: &["prefill", "decode", "decode"],

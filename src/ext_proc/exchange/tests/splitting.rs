@@ -42,7 +42,8 @@ pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider
 
 pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider) -> Setup {
     let whole = !matches!(&mode, Mode::Direct(direct) if !direct.connector.serves_whole());
-    let policy = SplitPolicy { decider, together: vec!["roleset-name".into()], whole };
+    let required = matches!(&mode, Mode::Direct(direct) if direct.fallback == Fallback::Fail);
+    let policy = SplitPolicy { decider, together: vec!["roleset-name".into()], whole, required };
     Setup {
         servers: vec![(0, 0.0, &[]); roles.len()],
         roles,

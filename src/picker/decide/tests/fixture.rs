@@ -151,6 +151,7 @@ impl Parts {
             decider: Decider::Always,
             together: Vec::new(),
             whole: true,
+            required: false,
         });
         let pool = Pool {
             name: "pool".into(),

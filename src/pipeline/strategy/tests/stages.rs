@@ -33,7 +33,12 @@ fn always() -> Value {
 }
 
 fn send(trial: &Trial, parameters: &Value) -> Sent {
-    let policy = SplitPolicy { decider: Decider::Predicted, together: vec!["roleset-name".into()], whole: true };
+    let policy = SplitPolicy {
+        decider: Decider::Predicted,
+        together: vec!["roleset-name".into()],
+        whole: true,
+        required: false,
+    };
     trial.pair(&*pipeline(parameters), &policy, 2, 1).unwrap()
 }
 
@@ -89,7 +94,7 @@ fn stage_without_an_endpoint_is_dropped() {
     // The server with both roles has the fewest requests, but another one has as few.
     let pairs: Vec<_> = (0..20)
         .filter_map(|seed| {
-            let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
+            let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true, required: false };
             among(busy()).pair(&*pipeline(&parameters), &policy, 2, seed)?.first()
         })
         .collect();
@@ -226,7 +231,7 @@ fn each_stage_records_its_own_pick() {
         ],
     });
     let strategy = pipeline(&parameters);
-    let policy = SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole: true };
+    let policy = SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole: true, required: false };
     let trial = among(servers()).header("x-session-id", "s");
     let first = || trial.pair(&*strategy, &policy, 1, 0).unwrap().first();
     assert_eq!(first(), Some((2, 4)));
