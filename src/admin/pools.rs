@@ -5,8 +5,8 @@ use attache_discovery::dns::DnsStats;
 use attache_discovery::file::FileStats;
 use attache_discovery::kube::KubeStats;
 use attache_kv_events::{Count, KvEventStats};
-use attache_pool::health::{Availability, HealthPolicy};
-use attache_pool::{EndpointState, SnapshotStore};
+use attache_pool::health::{Availability, Contact, HealthPolicy};
+use attache_pool::{EndpointState, Engine, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
 use attache_scrape::{ErrorReason, ScrapeStats};
 use attache_tokenize::stats::{Reason, RemoteStats};
@@ -65,8 +65,12 @@ pub struct PoolViews {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointStanding {
-    /// It gets requests without restriction.
+    /// It gets requests without restriction. It has responded, or it is never scraped.
     Ready,
+    /// It gets requests without restriction, but it has not responded yet.
+    NotReached,
+    /// It gets requests, but the last scrape or request could not connect.
+    Unreachable,
     /// It gets a single request as a probe.
     HalfOpen,
     /// It recovered recently and gets a growing share.
@@ -78,8 +82,10 @@ pub enum EndpointStanding {
 }
 
 impl EndpointStanding {
-    const ALL: [EndpointStanding; 5] = [
+    const ALL: [EndpointStanding; 7] = [
         EndpointStanding::Ready,
+        EndpointStanding::NotReached,
+        EndpointStanding::Unreachable,
         EndpointStanding::HalfOpen,
         EndpointStanding::SlowStart,
         EndpointStanding::Ejected,
@@ -92,8 +98,13 @@ impl EndpointStanding {
         if state.endpoint.spec.draining {
             return EndpointStanding::Draining;
         }
+        let asked = state.endpoint.spec.engine != Engine::None;
         match state.endpoint.health.availability(now, health) {
-            Availability::Open => EndpointStanding::Ready,
+            Availability::Open => match state.endpoint.health.contact() {
+                Contact::Unreachable => EndpointStanding::Unreachable,
+                Contact::Unknown if asked => EndpointStanding::NotReached,
+                Contact::Unknown | Contact::Reached => EndpointStanding::Ready,
+            },
             Availability::SlowStart(_) => EndpointStanding::SlowStart,
             Availability::HalfOpen => EndpointStanding::HalfOpen,
             Availability::Ejected => EndpointStanding::Ejected,
@@ -103,6 +114,8 @@ impl EndpointStanding {
     fn label(self) -> &'static str {
         match self {
             EndpointStanding::Ready => "ready",
+            EndpointStanding::NotReached => "not-reached",
+            EndpointStanding::Unreachable => "unreachable",
             EndpointStanding::HalfOpen => "half-open",
             EndpointStanding::SlowStart => "slow-start",
             EndpointStanding::Ejected => "ejected",
@@ -446,7 +459,8 @@ impl PoolCollector {
     }
 
     fn standings(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "endpoints of the pool, by state";
+        let help = "endpoints of the pool, by state: `ready`, `not-reached` (nothing received yet), `unreachable` (the last \
+                    connection failed), `half-open`, `slow-start`, `ejected`, `draining`";
         let mut gauges = encoder.encode_descriptor("pool_endpoints", help, None, MetricType::Gauge)?;
         for pool in pools {
             let (snapshot, now) = (pool.store.load(), self.0.clock.now());

@@ -56,6 +56,8 @@ pub struct Feeds {
     /// Discovery through Kubernetes, shared by all pools.
     cluster: Cluster,
     presence: Presence,
+    /// Whether an endpoint of any pool was ever reached.
+    reached: watch::Sender<bool>,
     shutdown: CancellationToken,
 }
 
@@ -73,7 +75,8 @@ impl Feeds {
         let (cluster, presence) = (Cluster::new(clock), Presence::default());
         let (cache_seed, replica) = (seed, None);
         let pools = BTreeMap::new();
-        Self { pools, clock, seed, cache_seed, replica, recorder, kv_connections, cluster, presence, shutdown }
+        let reached = watch::Sender::new(false);
+        Self { pools, clock, seed, cache_seed, replica, recorder, kv_connections, cluster, presence, reached, shutdown }
     }
 
     /// The same, if `shared` has a replica and a seed: with prefix caches that have the seed of all pickers of a

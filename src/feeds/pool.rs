@@ -21,7 +21,7 @@ use attache_record::PoolTape;
 use attache_record::tape::PoolChange;
 use attache_scheduling::Pool;
 use attache_scheduling::router::RuleStore;
-use attache_scrape::{ModelFeed, ScrapeStats, Scraper};
+use attache_scrape::{ModelFeed, Reach, ScrapeStats, Scraper};
 use attache_serving::connections::Connections;
 use attache_serving::health::{Latch, Readiness};
 use attache_tokenize::RemotePool;
@@ -112,10 +112,33 @@ fn sources(settings: &PoolSettings) -> Vec<SourceId> {
     std::iter::once(CONFIGURED).chain(dns).chain(file).chain(kubernetes).collect()
 }
 
-/// Releases the latch after the first round of scrapes. Readiness does not wait for a pool that a reload removes.
-async fn release_after(mut first_round: watch::Receiver<bool>, latch: Latch, gone: CancellationToken) {
-    let _ = gone.run_until_cancelled(first_round.wait_for(|done| *done)).await;
+/// Releases the latch of a new pool after the first round of scrapes. While none of its endpoints accepts connections,
+/// and no pool was ever reached, another latch says so: a picker without any server is not ready. Readiness does not wait
+/// for a pool that a reload removes, because its scraper ends.
+async fn release_after(scraped: Scraped, mut latch: Latch, readiness: Readiness) {
+    let Scraped { pool, mut reach, any } = scraped;
+    let first = reach.wait_for(|reach| *reach != Reach::Unknown).await.map_or(Reach::Reached, |reach| *reach);
+    let mut others = any.subscribe();
+    if first == Reach::Unreachable && !*others.borrow_and_update() {
+        let unreachable = readiness.latch(format!("pool `{pool}`: an endpoint that accepts connections"));
+        std::mem::replace(&mut latch, unreachable).release();
+        tokio::select! {
+            _ = reach.wait_for(|reach| *reach == Reach::Reached) => {}
+            _ = others.wait_for(|any| *any) => {}
+        }
+    }
+    if *reach.borrow() == Reach::Reached {
+        any.send_replace(true);
+    }
     latch.release();
+}
+
+/// What the scrapes of a new pool show.
+struct Scraped {
+    pool: Arc<str>,
+    reach: watch::Receiver<Reach>,
+    /// Whether an endpoint of any pool was ever reached.
+    any: watch::Sender<bool>,
 }
 
 impl PoolFeeds {
@@ -140,7 +163,8 @@ impl PoolFeeds {
             Scraper::new(store.clone(), published.subscribe(), scrape.subscribe(), events.clone(), clock, seed)?;
         let scrape_stats = scraper.stats();
         let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
-        tokio::spawn(release_after(scraper.first_round(), latch, shutdown.clone()));
+        let scraped = Scraped { pool: settings.name.clone(), reach: scraper.reach(), any: all.reached.clone() };
+        tokio::spawn(release_after(scraped, latch, readiness.clone()));
         let writer = PoolWriter::new(sources(settings));
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, cache_seed)));
         let deciding = Deciding::default();

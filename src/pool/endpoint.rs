@@ -94,6 +94,12 @@ impl EndpointSpec {
         }
     }
 
+    /// Whether metrics are scraped at the port that requests go to.
+    #[must_use]
+    pub fn metrics_at_serving_port(&self) -> bool {
+        self.metrics.port.is_none_or(|port| port == self.address.port())
+    }
+
     /// Returns the URL to scrape; `None` for an engine without metrics.
     #[must_use]
     pub fn metrics_url(&self) -> Option<String> {

@@ -25,7 +25,7 @@
 use attache_protocol::Api;
 use attache_types::clock::Timestamp;
 use errors::ErrorRuns;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 mod errors;
@@ -164,6 +164,17 @@ pub enum Availability {
     Ejected,
 }
 
+/// Whether Attaché or the gateway could connect to an endpoint. No decision reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// Nothing is known: no scrape, request or response has shown it yet.
+    Unknown,
+    /// The endpoint has responded, and no later connection failed.
+    Reached,
+    /// The last attempt could not connect.
+    Unreachable,
+}
+
 /// Flag in `away_until`: a probe is in flight.
 const PROBE_OUT: u64 = 1;
 /// Value of `away_until` for half open without a probe: a time in the past.
@@ -188,10 +199,19 @@ struct Record {
     failures: AtomicU32,
     connect_failures: AtomicU32,
     ejections: AtomicU32,
+    /// A [`Contact`].
+    contact: AtomicU8,
     errors: ErrorRuns,
 }
 
 impl Record {
+    fn set_contact(&self, contact: Contact) {
+        // Almost every response finds the value that it would write.
+        if self.contact.load(Relaxed) != contact as u8 {
+            self.contact.store(contact as u8, Relaxed);
+        }
+    }
+
     fn clear_failures(&self) {
         self.failures.store(0, Relaxed);
         self.connect_failures.store(0, Relaxed);
@@ -240,6 +260,26 @@ impl EndpointHealth {
         now.0 >= away_until && self.away_until.compare_exchange(away_until, deadline, Relaxed, Relaxed).is_ok()
     }
 
+    /// Records that the endpoint responded to Attaché.
+    pub fn reached(&self) {
+        self.record.set_contact(Contact::Reached);
+    }
+
+    /// Records that Attaché could not connect to the endpoint. Only requests eject it.
+    pub fn unreachable(&self) {
+        self.record.set_contact(Contact::Unreachable);
+    }
+
+    /// Whether the endpoint could be reached at last.
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        match self.record.contact.load(Relaxed) {
+            reached if reached == Contact::Reached as u8 => Contact::Reached,
+            unreachable if unreachable == Contact::Unreachable as u8 => Contact::Unreachable,
+            _ => Contact::Unknown,
+        }
+    }
+
     /// Records that the probe ended without a result, because its client disconnected. Another probe may start.
     pub fn probe_lost(&self) {
         let away_until = self.away_until.load(Relaxed);
@@ -271,6 +311,12 @@ impl EndpointHealth {
         may_eject: impl FnOnce() -> bool,
     ) -> Verdict {
         let Observation { outcome, api, client } = observation;
+        match outcome {
+            Outcome::Success => self.record.set_contact(Contact::Reached),
+            Outcome::ConnectFailure => self.record.set_contact(Contact::Unreachable),
+            // A server that does not respond at all counts as an error response too.
+            Outcome::Failure | Outcome::ErrorResponse => {}
+        }
         if outcome == Outcome::Success {
             self.succeeded(api, now);
             return Verdict::Kept;

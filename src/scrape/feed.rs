@@ -4,9 +4,10 @@ use super::credentials::BearerToken;
 use super::engines::{EngineMap, Reading};
 use super::fetch::{Clients, FetchError, fetch};
 use super::pace::{Pace, Process, Seen};
-use super::stats::{ScrapeError, ScrapeStats};
+use super::stats::{ErrorReason, ScrapeError, ScrapeStats};
 use crate::settings::ScrapeSettings;
 use ahash::AHashMap;
+use attache_pool::health::Contact;
 use attache_pool::{Endpoint, EndpointMetrics, PoolEvent, Published, RateWindow, SnapshotStore};
 use attache_types::clock::{Clock, Timestamp};
 use attache_types::ids::EndpointId;
@@ -42,6 +43,19 @@ struct Target {
     fetching: bool,
 }
 
+/// What the scrapes of a pool show about its endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// A source of discovery has not reported, or an endpoint was not tried.
+    #[default]
+    Unknown,
+    /// Every endpoint was tried, and none accepts connections. Nothing else says that they serve: no Kubernetes readiness
+    /// and no response to a request.
+    Unreachable,
+    /// An endpoint was reached, or may serve. Permanent.
+    Reached,
+}
+
 /// The result of one fetch.
 struct Fetched {
     id: EndpointId,
@@ -61,7 +75,7 @@ pub struct Scraper {
     clients: Clients,
     token: BearerToken,
     stats: Arc<ScrapeStats>,
-    first_round: watch::Sender<bool>,
+    reach: watch::Sender<Reach>,
     membership: Option<u64>,
     targets: AHashMap<EndpointId, Target>,
     timetable: BinaryHeap<Reverse<(Timestamp, EndpointId)>>,
@@ -92,7 +106,7 @@ impl Scraper {
             clients: Clients::new()?,
             token: BearerToken::default(),
             stats: Arc::default(),
-            first_round: watch::Sender::new(false),
+            reach: watch::Sender::default(),
             membership: None,
             targets: AHashMap::new(),
             timetable: BinaryHeap::new(),
@@ -106,11 +120,11 @@ impl Scraper {
         self.stats.clone()
     }
 
-    /// Returns a value that becomes true, permanently, once every source of discovery has reported and every endpoint
-    /// known then was tried once.
+    /// Returns what the scrapes show. It is known once every source of discovery has reported and every endpoint known
+    /// then was tried once.
     #[must_use]
-    pub fn first_round(&self) -> watch::Receiver<bool> {
-        self.first_round.subscribe()
+    pub fn reach(&self) -> watch::Receiver<Reach> {
+        self.reach.subscribe()
     }
 
     /// Scrapes until `shutdown`, or until the pool's writer has ended.
@@ -197,7 +211,7 @@ impl Scraper {
             };
             self.targets.insert(endpoint.id, target);
         }
-        self.check_first_round();
+        self.update_reach();
     }
 
     /// Applies new settings: every endpoint is scraped within the new interval.
@@ -266,6 +280,7 @@ impl Scraper {
         let seen = match outcome {
             Ok(Reading { mut metrics, skipped }) => {
                 self.stats.count_page(skipped);
+                target.endpoint.health.reached();
                 if target.pace.failures > 0 {
                     tracing::info!(endpoint = %target.endpoint.spec.name, "scrape works again");
                 }
@@ -284,6 +299,15 @@ impl Scraper {
             }
             Err(error) => {
                 self.stats.count_error(error.reason());
+                match error.reason() {
+                    // A metrics port of its own says nothing about the port for requests.
+                    ErrorReason::Connect if target.endpoint.spec.metrics_at_serving_port() => {
+                        target.endpoint.health.unreachable();
+                    }
+                    ErrorReason::Connect | ErrorReason::Timeout | ErrorReason::Broken | ErrorReason::Url => {}
+                    // It responded.
+                    _ => target.endpoint.health.reached(),
+                }
                 // Logged once per outage, not per attempt.
                 if target.pace.failures == 0 {
                     let reason = error.reason().label();
@@ -294,14 +318,24 @@ impl Scraper {
         };
         target.pace.done(seen, now, &self.settings.borrow(), random);
         self.timetable.push(Reverse((target.pace.due, id)));
-        self.check_first_round();
+        self.update_reach();
         events
     }
 
-    fn check_first_round(&self) {
-        if !*self.first_round.borrow() && self.store.load().synced && self.targets.values().all(|t| t.tried) {
-            self.first_round.send_replace(true);
+    fn update_reach(&self) {
+        if *self.reach.borrow() == Reach::Reached || !self.targets.values().all(|t| t.tried) {
+            return;
         }
+        let snapshot = self.store.load();
+        if !snapshot.synced {
+            return;
+        }
+        // The kubelet has probed pods that are ready.
+        let is_down = |e: &Endpoint| e.spec.uid.is_none() && e.health.contact() == Contact::Unreachable;
+        let mut endpoints = snapshot.endpoints.iter().peekable();
+        let none = endpoints.peek().is_some() && endpoints.all(|state| is_down(&state.endpoint));
+        let reach = if none { Reach::Unreachable } else { Reach::Reached };
+        self.reach.send_if_modified(|before| std::mem::replace(before, reach) != reach);
     }
 }
 

@@ -23,7 +23,7 @@ mod settings;
 pub mod slo_profiles;
 mod stats;
 
-pub use feed::Scraper;
+pub use feed::{Reach, Scraper};
 pub use models::ModelFeed;
 pub use settings::ScrapeSettings;
 pub use stats::{ErrorReason, ScrapeStats};

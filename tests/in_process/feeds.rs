@@ -4,11 +4,13 @@
 use attache::clock::Clock;
 use attache::config::settings::ScrapeSettings;
 use attache::discovery::{publish, static_source};
-use attache::pool::health::{Availability, HealthPolicy, Outcome};
+use attache::pool::health::{Availability, Contact, HealthPolicy, Outcome};
 use attache::pool::ledger::Ticket;
 use attache::pool::writer::SourceId;
-use attache::pool::{EndpointSpec, EndpointState, Engine, PoolSnapshot, PoolWriter, Published, SnapshotStore};
-use attache::scrape::{ErrorReason, ModelFeed, ScrapeStats, Scraper};
+use attache::pool::{
+    EndpointSpec, EndpointState, Engine, MetricsSource, PoolSnapshot, PoolWriter, Published, SnapshotStore,
+};
+use attache::scrape::{ErrorReason, ModelFeed, Reach, ScrapeStats, Scraper};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -52,7 +54,10 @@ impl Server {
     }
 
     async fn start_with(answer: Answer, tls: Option<tokio_rustls::TlsAcceptor>) -> Arc<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer, tls)
+    }
+
+    fn on(listener: TcpListener, answer: Answer, tls: Option<tokio_rustls::TlsAcceptor>) -> Arc<Self> {
         let server = Arc::new(Self {
             address: listener.local_addr().unwrap(),
             answer: Mutex::new(answer),
@@ -153,7 +158,7 @@ struct Feeds {
     endpoints: watch::Sender<Vec<EndpointSpec>>,
     settings: watch::Sender<ScrapeSettings>,
     stats: Arc<ScrapeStats>,
-    first_round: watch::Receiver<bool>,
+    reach: watch::Receiver<Reach>,
     shutdown: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -168,7 +173,7 @@ impl Feeds {
         let writer = PoolWriter::new(vec![SourceId(0)]);
         let scraper =
             Scraper::new(store.clone(), published.clone(), scrape_settings, events.clone(), Clock::start(), 1).unwrap();
-        let (stats, first_round) = (scraper.stats(), scraper.first_round());
+        let (stats, reach) = (scraper.stats(), scraper.reach());
         let tasks = vec![
             tokio::spawn(publish::run(
                 writer,
@@ -182,7 +187,7 @@ impl Feeds {
             tokio::spawn(static_source::run(SourceId(0), specs, events, shutdown.clone())),
             tokio::spawn(scraper.run(shutdown.clone())),
         ];
-        Self { store, published, endpoints, settings, stats, first_round, shutdown, tasks }
+        Self { store, published, endpoints, settings, stats, reach, shutdown, tasks }
     }
 
     /// Waits for a snapshot for which `holds` is true.
@@ -200,7 +205,7 @@ impl Feeds {
     }
 
     async fn first_round(&mut self) {
-        in_time("the first round", self.first_round.wait_for(|done| *done)).await.unwrap();
+        in_time("the first round", self.reach.wait_for(|reach| *reach != Reach::Unknown)).await.unwrap();
     }
 
     async fn stop(self) {
@@ -395,6 +400,41 @@ async fn first_round_ends_even_if_no_server_responds() {
         feeds.first_round().await;
         feeds.stop().await;
     }
+}
+
+fn reach(feeds: &Feeds) -> Reach {
+    *feeds.reach.borrow()
+}
+
+#[tokio::test]
+async fn pool_is_unreachable_until_an_endpoint_responds_or_may_serve_unseen() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = closed.local_addr().unwrap();
+    drop(closed);
+    let nobody = EndpointSpec::at(address);
+    let other = EndpointSpec::at(([127, 0, 0, 1], 9).into());
+    let unscraped = EndpointSpec { engine: Engine::None, ..other.clone() };
+    let pod = EndpointSpec { uid: Some("u".into()), ..other.clone() };
+    let elsewhere = MetricsSource { port: Some(address.port()), ..MetricsSource::default() };
+    let elsewhere = EndpointSpec { metrics: elsewhere, ..other };
+    let refused = Server::start(Answer::Raw("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())).await.spec();
+    for (may_serve, why) in
+        [(unscraped, "not scraped"), (pod, "probed by the kubelet"), (elsewhere, "another port"), (refused, "404")]
+    {
+        let mut feeds = Feeds::start(vec![nobody.clone(), may_serve], quick());
+        feeds.first_round().await;
+        assert_eq!(reach(&feeds), Reach::Reached, "{why}");
+        feeds.stop().await;
+    }
+    let mut feeds = Feeds::start(vec![nobody], quick());
+    feeds.first_round().await;
+    assert_eq!(reach(&feeds), Reach::Unreachable);
+    let contact = || feeds.store.load().endpoints[0].endpoint.health.contact();
+    assert_eq!(contact(), Contact::Unreachable);
+    let _server = Server::on(TcpListener::bind(address).await.unwrap(), page("0", "0", "0", "1"), None);
+    in_time("the server", feeds.reach.wait_for(|reach| *reach == Reach::Reached)).await.unwrap();
+    assert_eq!(contact(), Contact::Reached);
+    feeds.stop().await;
 }
 
 #[tokio::test]

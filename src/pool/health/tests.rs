@@ -330,3 +330,20 @@ fn share_counts_the_pool_and_allows_one_endpoint() {
     assert!(!may(50, 1, 2) && !may(50, 1, 3) && !may(50, 2, 4) && !may(10, 1, 4));
     assert!(may(100, 3, 4), "100 % disables the limit");
 }
+
+#[test]
+fn contact_follows_responses_and_failed_connections() {
+    let (health, policy) = (EndpointHealth::default(), HealthPolicy::default());
+    assert_eq!(health.contact(), Contact::Unknown);
+    health.record(Outcome::ErrorResponse, Timestamp(1), &policy);
+    assert_eq!(health.contact(), Contact::Unknown, "a server that does not respond counts as an error response too");
+    health.record(Outcome::ConnectFailure, Timestamp(2), &policy);
+    assert_eq!(health.contact(), Contact::Unreachable);
+    health.record(Outcome::Success, Timestamp(3), &policy);
+    assert_eq!(health.contact(), Contact::Reached);
+    health.unreachable();
+    assert_eq!(health.contact(), Contact::Unreachable);
+    assert_eq!(health.availability(Timestamp(4), &policy), Availability::Open, "only requests eject");
+    health.reached();
+    assert_eq!(health.contact(), Contact::Reached);
+}

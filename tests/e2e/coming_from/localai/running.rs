@@ -3,6 +3,7 @@
 use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
+use crate::support::echo::Echo;
 use crate::support::grpc::{Connection, PROCESS, Stream, message, request_body, request_headers};
 use crate::support::process::{Process, eventually, scratch};
 use bytes::Bytes;
@@ -183,7 +184,9 @@ pub(in crate::coming_from) async fn check(top: &str, more: &str, variables: &[(&
 
 /// The strategy and parameters of a running picker with these flags and variables and no file.
 pub(in crate::coming_from) async fn in_force(flags: &[&str], variables: &[(&str, &str)]) -> (String, Value) {
-    let arguments: Vec<String> = ["--endpoint", "127.0.0.1:1"].iter().chain(flags).map(|&a| a.to_owned()).collect();
+    let server = Echo::start().await;
+    let endpoint = ["--endpoint".to_owned(), server.address.to_string()];
+    let arguments: Vec<String> = endpoint.into_iter().chain(flags.iter().map(|&flag| flag.to_owned())).collect();
     let picker = AttacheProcess::with_variables(&arguments, variables).await;
     let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
     let strategy = &dump["pools"][0]["strategy"];
