@@ -349,6 +349,10 @@ fn pages(
             usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
         }),
         policies,
+        rejections: {
+            let metrics = app.processor.metrics.clone();
+            Arc::new(move || metrics.rejection_counts())
+        },
         pressure: app.processor.metrics.pressure.clone(),
         replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
         guard,
@@ -551,6 +555,7 @@ impl App {
                 stale_after: settings.scrape.stale_after,
                 store: feeds.store.clone(),
                 health: settings.health.clone(),
+                queue: self.processor.metrics.queue_depth(&settings.name),
                 scrape: feeds.scrape_stats.clone(),
                 dns: feeds.dns_stats.clone(),
                 file: feeds.file_stats.clone(),

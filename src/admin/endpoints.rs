@@ -16,6 +16,8 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
         "tokenizer": view.tokenizer,
         "generation": snapshot.generation,
         "synced": snapshot.synced,
+        "queued_requests": view.queue.requests.get(),
+        "queued_bytes": view.queue.bytes.get(),
         "endpoints": snapshot.endpoints.iter().map(|state| endpoint(state, view, now)).collect::<Vec<_>>(),
     })
 }
@@ -32,6 +34,11 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "roles": endpoint.roles.to_string(),
         "labels": spec.labels.iter().map(|(k, v)| (k.to_string(), json!(&**v))).collect::<serde_json::Map<_, _>>(),
         "status": status,
+        "ejection": endpoint.health.ejection(now, &view.health).map(|ejection| json!({
+            "cause": ejection.cause.label(),
+            "returns_in_ms": u64::try_from(ejection.returns_in.as_millis()).unwrap_or(u64::MAX),
+        })),
+        "scrape_error": view.scrape.failing(endpoint.id).as_deref(),
         "in_flight": endpoint.ledger.in_flight(),
         "prefill_tokens": endpoint.ledger.prefill_tokens(),
         "routed": endpoint.ledger.routed(),

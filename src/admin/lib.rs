@@ -62,6 +62,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -119,6 +120,8 @@ pub struct AdminState {
     pub policies: Arc<ModelPolicies>,
     /// Requests that load kept from their cached prefix.
     pub pressure: Arc<Pressure>,
+    /// The reasons of rejections since the start, and how often each occurred.
+    pub rejections: Source<Vec<(&'static str, u64)>>,
     /// This picker in its cluster, if `sync` is configured.
     pub replica: Option<Arc<Replica>>,
     /// Controls access to the pages; [`guard`] describes the rules without it.
@@ -265,6 +268,7 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
         "version": env!("CARGO_PKG_VERSION"),
         "ready": state.readiness.is_ready(),
         "missing": state.readiness.missing(),
+        "rejections": (state.rejections)().into_iter().collect::<BTreeMap<_, _>>(),
         "pools": pools,
     }))
 }

@@ -9,6 +9,7 @@ use attache_pool::health::{Availability, Contact, HealthPolicy};
 use attache_pool::{EndpointState, Engine, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
 use attache_scrape::{ErrorReason, ScrapeStats};
+use attache_telemetry::queues::QueueDepth;
 use attache_tokenize::stats::{Reason, RemoteStats};
 use attache_types::clock::{Clock, Timestamp};
 use prometheus_client::collector::Collector;
@@ -44,6 +45,8 @@ pub struct PoolView {
     pub file: Arc<FileStats>,
     /// Counters of discovery through Kubernetes, if it is used.
     pub kube: Option<Arc<KubeStats>>,
+    /// Content of the queue.
+    pub queue: QueueDepth,
     /// Tokenizer and caches of prompts.
     pub tokenizer: &'static str,
     /// Prefix index of the pool.
@@ -172,6 +175,14 @@ const ENDPOINT_GAUGES: &[EndpointGauge] = &[
     ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports it", |_, _, s| {
         s.metrics().map(|m| f64::from(m.kv_usage))
     }),
+    (
+        "endpoint_ejection_seconds",
+        "time until a request probes the endpoint; absent while it is in use",
+        |views, pool, s| {
+            let ejection = s.endpoint.health.ejection(views.clock.now(), &pool.health)?;
+            Some(ejection.returns_in.as_secs_f64())
+        },
+    ),
     ("endpoint_metrics_age_seconds", "age of the latest scraped metrics", |views, _, s| views.metrics_age(s)),
     (
         "endpoint_cache_weight",

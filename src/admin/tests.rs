@@ -1,13 +1,14 @@
 use super::refusal::RefusalReason;
 use super::*;
-use crate::pools::PoolView;
+use crate::pools::{EndpointStanding, PoolView};
 use attache_pool::health::{HealthPolicy, Outcome};
 use attache_pool::ledger::Ticket;
-use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, Engine, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_request::event::DecisionRecord;
 use attache_serving::connections::{ConnectionLimits, Connections};
 use attache_telemetry::decisions::Decisions;
+use attache_telemetry::queues::QueueDepth;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use http_body_util::{BodyExt, Empty};
@@ -46,7 +47,10 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         claim_life: Duration::from_secs(1),
         seed: 7,
     });
+    let queue = QueueDepth::default();
+    queue.requests.set(4);
     let view = PoolView {
+        queue,
         tokenizer: "characters",
         prefix: Arc::new(prefix),
         kv_events: None,
@@ -67,6 +71,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         Box::pin(async { Err(RequestError::new(attache_types::error::Reason::InvalidJson, "nothing to explain")) })
     };
     let state = AdminState {
+        rejections: Arc::new(|| vec![("shed", 3)]),
         explain: Arc::new(refuse),
         explain_recorded: Arc::new(|id: String| {
             Box::pin(async move {
@@ -107,6 +112,7 @@ fn record(ended: Timestamp) -> DecisionRecord {
         prefill: None,
         prefill_failure: None,
         prefill_ms: None,
+        queued_ms: None,
         reason: "fewest requests",
         estimated_prompt_tokens: 7,
         estimated_cached_tokens: 0,
@@ -381,6 +387,7 @@ async fn every_page_answers() {
     let (clock, readiness) = (state.clock, state.readiness.clone());
     let latch = readiness.latch("pool default synced");
     let _ticket = Ticket::book(endpoints[0].clone(), 100);
+    endpoints[0].health.reached();
     for _ in 0..2 {
         endpoints[1].health.record(Outcome::ConnectFailure, clock.now(), &HealthPolicy::default());
     }
@@ -400,10 +407,17 @@ async fn every_page_answers() {
     readiness.set_draining();
     assert_eq!(call(address, "GET", "/ready").await.2, "waiting for: draining\n");
 
-    let pool = get_json(address, "/endpoints").await["pools"][0].clone();
+    let page = get_json(address, "/endpoints").await;
+    assert_eq!((&page["rejections"]["shed"], &page["pools"][0]["queued_requests"]), (&3.into(), &4.into()));
+    let pool = page["pools"][0].clone();
     assert_eq!((pool["name"].as_str(), pool["generation"].as_u64()), (Some("default"), Some(4)));
     let (first, second) = (&pool["endpoints"][0], &pool["endpoints"][1]);
     assert_eq!((first["status"].as_str(), second["status"].as_str()), (Some("ready"), Some("ejected")));
+    assert_eq!(
+        (&first["ejection"], &second["ejection"]["cause"]),
+        (&serde_json::Value::Null, &"connect_failure".into())
+    );
+    assert!((1..=5_000).contains(&second["ejection"]["returns_in_ms"].as_u64().unwrap()), "{second}");
     assert_eq!((first["in_flight"].as_u64(), first["prefill_tokens"].as_u64()), (Some(1), Some(100)));
     // What the page reports and what was sent since.
     assert_eq!((first["requests"].as_u64(), first["metrics"]["waiting"].as_u64()), (Some(6), Some(2)));
@@ -577,4 +591,24 @@ async fn decisions_are_found_by_request_id() {
     assert_eq!((one.len(), &one[0]["request_id"]), (1, &serde_json::json!("r-1")));
     assert_eq!(found("/decisions").await.len(), 1);
     assert!(found("/decisions?request_id=none").await.is_empty());
+}
+
+#[test]
+fn endpoint_that_was_never_reached_is_not_ready() {
+    let policy = HealthPolicy::default();
+    for (engine, unknown) in [(Engine::Vllm, EndpointStanding::NotReached), (Engine::None, EndpointStanding::Ready)] {
+        let spec = EndpointSpec { engine, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) };
+        let state = EndpointState::new(Arc::new(Endpoint::new(EndpointId(0), spec)), None);
+        let (health, at) = (&state.endpoint.health, Timestamp(1));
+        let standing = || EndpointStanding::of(&state, &policy, at);
+        assert_eq!(standing(), unknown, "{engine:?}");
+        health.unreachable();
+        assert_eq!(standing(), EndpointStanding::Unreachable);
+        health.reached();
+        assert_eq!(standing(), EndpointStanding::Ready);
+        health.record(Outcome::ConnectFailure, at, &policy);
+        assert_eq!(standing(), EndpointStanding::Unreachable, "one failure does not eject");
+        health.record(Outcome::ConnectFailure, at, &policy);
+        assert_eq!(standing(), EndpointStanding::Ejected);
+    }
 }

@@ -23,7 +23,7 @@ use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
 use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
-use attache_picker::event::{End, Limit, NameObserver, Outcome};
+use attache_picker::event::{DecisionRecord, End, Limit, NameObserver, Outcome, REJECTED};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
@@ -473,12 +473,31 @@ impl Exchange {
             Fault::Internal => Outcome::FailedInternal,
         });
         self.processor.metrics.rejection(error.reason);
+        self.log_refusal(error, now);
         let (reason, path) = (error.reason.code(), self.head.path());
         tracing::debug!(reason, message = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
         }
         out.push_back(reply::refuse(error, self.api.dialect()));
+    }
+
+    /// Adds the rejection to the decision log.
+    fn log_refusal(&self, error: &RequestError, now: Timestamp) {
+        let observer = &self.processor.picker.observer;
+        if observer.keeps_decisions() {
+            observer.log(DecisionRecord {
+                ended: now,
+                request_id: self.head.request_id(),
+                api: self.api.name(),
+                pool: error.pool.clone().unwrap_or_default(),
+                reason: error.reason.code(),
+                status: error.reason.status(),
+                duration_ms: now.since(self.opened).as_secs_f64() * 1e3,
+                end: REJECTED,
+                ..DecisionRecord::default()
+            });
+        }
     }
 
     fn on_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {

@@ -190,6 +190,8 @@ pub struct Plan {
     pub seen: usize,
     /// Reservations in the quotas of its tenant and its model.
     pub permits: Permits,
+    /// Time in the queue; `None` if the request was not queued.
+    pub queued: Option<Duration>,
     /// The request's place among those that the queue has let through. Dropped last: the request that is dequeued by
     /// that must see all other bookings released.
     pub admitted: Option<AdmittedRequest>,
@@ -346,7 +348,8 @@ pub(super) fn enter<R>(
             config.route(facts, |name| q.head.get(name))?
         }
     };
-    let rewritten = rewrite(config, &runtime.pool, q, request, rng)?;
+    let in_pool = |error: RequestError| error.in_pool(&runtime.pool.name);
+    let rewritten = rewrite(config, &runtime.pool, q, request, rng).map_err(in_pool)?;
     let size = PromptSize::of(q, request);
     let facts = RequestFacts {
         model: &rewritten.target,
@@ -362,8 +365,8 @@ pub(super) fn enter<R>(
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.map(|n| &n.digests),
     };
-    let chosen = runtime.pool.scheduler.choices.choose(&facts)?;
-    let outcome = rest(&Deciding::new(scope, runtime, q, request, size, facts, &chosen), rng)?;
+    let chosen = runtime.pool.scheduler.choices.choose(&facts).map_err(in_pool)?;
+    let outcome = rest(&Deciding::new(scope, runtime, q, request, size, facts, &chosen), rng).map_err(in_pool)?;
     let Chosen { choice, profile, .. } = chosen;
     Ok(Entered { outcome, choice, profile, rewritten })
 }

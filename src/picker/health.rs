@@ -2,7 +2,7 @@
 
 use super::event::{Event, Observer};
 use attache_pool::Endpoint;
-use attache_pool::health::{ClientSlot, Observation, Outcome, Verdict};
+use attache_pool::health::{ClientSlot, Ejection, Observation, Outcome, Verdict};
 use attache_protocol::Api;
 use attache_record::RequestTape;
 use attache_scheduling::Pool;
@@ -32,9 +32,13 @@ impl HealthReporter {
         let Self { pool, tape, role, .. } = self;
         let observation = Observation { outcome, api: self.api, client: self.client };
         let verdict = tape.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
-        observer.event(Event::Health(verdict));
-        if verdict == Verdict::Ejected {
-            tracing::warn!(pool = %pool.name, endpoint = %endpoint.authority, ?outcome, "{role} ejected");
+        observer.event(Event::Health(verdict, outcome));
+        if let (Verdict::Ejected, Some(Ejection { returns_in, .. })) =
+            (verdict, endpoint.health.ejection(now, pool.scheduler.health()))
+        {
+            let (pool, endpoint) = (&*pool.name, &*endpoint.authority);
+            let (cause, returns_in_s) = (outcome.label(), returns_in.as_secs_f64());
+            tracing::warn!(pool, endpoint, cause, returns_in_s, "{role} ejected; a single request probes it then");
         }
         verdict == Verdict::Ejected
     }

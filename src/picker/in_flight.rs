@@ -74,6 +74,8 @@ pub struct InFlight {
     runtime: Arc<PoolRuntime>,
     api: Api,
     status: u16,
+    /// Where the response comes from.
+    origin: Origin,
     /// The response is an event stream.
     sse: bool,
     /// Both workers got the request at once, so the one that responds may wait for its prompt.
@@ -101,6 +103,7 @@ impl InFlight {
             runtime: plan.runtime.clone(),
             api,
             status: 0,
+            origin: Origin::Server,
             sse: false,
             meets: plan.meets(),
             health: WorkerHealth::new(&plan, &booked, api),
@@ -173,7 +176,7 @@ impl InFlight {
     /// Handles the response headers: records the outcome in the endpoint's health, and returns the header changes.
     pub fn headers(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) -> HeaderChanges {
         self.bookings.responds(now);
-        (self.status, self.sse) = (head.status, head.sse);
+        (self.status, self.sse, self.origin) = (head.status, head.sse, head.origin);
         self.reports.status(head.status);
         self.blocks.answered(head.retried);
         self.follow(head, now, picker);
@@ -255,11 +258,20 @@ impl InFlight {
         self.model.replace(&[], true).filter(|bytes| !bytes.is_empty())
     }
 
+    /// The end as operators see it: a response of the gateway in place of the endpoint is no complete one.
+    fn reported(&self, end: End) -> End {
+        match (end, self.origin) {
+            (End::Complete | End::Unwatched, Origin::Unreachable) => End::ConnectFailure,
+            (End::Complete | End::Unwatched, Origin::Gateway) => End::Gateway,
+            _ => end,
+        }
+    }
+
     /// The response ended, as far as the gateway shows it: releases all bookings and counts the request.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let (complete, observer) = (end == End::Complete, &*picker.observer);
         let usage = self.scanner.usage().unwrap_or_default();
-        self.reports.ended(end, usage, now);
+        self.reports.ended(self.reported(end), usage, now);
         if complete {
             self.learning.record_turn(usage.prompt_tokens, self.bookings.endpoint().id, now, observer);
         }

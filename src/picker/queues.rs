@@ -229,6 +229,7 @@ impl Queues {
                 let until = ttl.map(|ttl| q.now.after(ttl));
                 let (priority, queues, is_due) = (arrival.priority, self.clone(), due.is_some());
                 Ok(EnqueueResult::Queued(QueuedRequest {
+                    pool: None,
                     queues,
                     handle,
                     priority,

@@ -111,6 +111,20 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// All outcomes that eject an endpoint.
+    pub const FAILURES: [Self; 3] = [Self::ConnectFailure, Self::Failure, Self::ErrorResponse];
+
+    /// Why an endpoint with this outcome is ejected, as metrics and pages call it.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::ConnectFailure => "connect_failure",
+            Self::ErrorResponse => "error_response",
+        }
+    }
+
     /// Returns the outcome of a response with this status. `None` for 501 and 505, which only name features that a
     /// server lacks.
     #[must_use]
@@ -138,6 +152,15 @@ impl From<Outcome> for Observation {
     fn from(outcome: Outcome) -> Self {
         Self { outcome, api: Api::Other, client: ClientSlot::default() }
     }
+}
+
+/// An ejection in effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ejection {
+    /// The outcome that ejected the endpoint.
+    pub cause: Outcome,
+    /// Time until one request probes the endpoint; zero if it may do so now.
+    pub returns_in: Duration,
 }
 
 /// The effect of an observation on the endpoint.
@@ -201,6 +224,8 @@ struct Record {
     ejections: AtomicU32,
     /// A [`Contact`].
     contact: AtomicU8,
+    /// The [`Outcome`] that started the latest ejection.
+    cause: AtomicU8,
     errors: ErrorRuns,
 }
 
@@ -244,6 +269,17 @@ impl EndpointHealth {
             }
         }
         Availability::Open
+    }
+
+    /// Returns why the endpoint is ejected or half open, and when it returns; `None` if it is in use.
+    #[must_use]
+    pub fn ejection(&self, now: Timestamp, policy: &HealthPolicy) -> Option<Ejection> {
+        if !self.is_away(now, policy) {
+            return None;
+        }
+        let cause = self.record.cause.load(Relaxed);
+        let cause = Outcome::FAILURES.into_iter().find(|outcome| *outcome as u8 == cause).unwrap_or(Outcome::Failure);
+        Some(Ejection { cause, returns_in: Timestamp(self.away_until.load(Relaxed)).since(now) })
     }
 
     /// Claims the probe of an endpoint that [`Self::availability`] reported as half open. Of several concurrent
@@ -340,12 +376,12 @@ impl EndpointHealth {
         if outcome == Outcome::ErrorResponse {
             if probe_failed {
                 // Probes of a single client lengthen the ejection only once.
-                return self.eject(away_until, record.errors.probed_by(client), now, policy);
+                return self.eject(away_until, outcome, record.errors.probed_by(client), now, policy);
             }
             return match record.errors.failed(api, client, now, policy) {
                 false => Verdict::Kept,
                 true if !may_eject() => Verdict::Capped,
-                true => self.eject(away_until, true, now, policy),
+                true => self.eject(away_until, outcome, true, now, policy),
             };
         }
         let failures = record.failures.fetch_add(1, Relaxed) + 1;
@@ -361,7 +397,7 @@ impl EndpointHealth {
         if outcome == Outcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }
-        self.eject(away_until, true, now, policy)
+        self.eject(away_until, outcome, true, now, policy)
     }
 
     /// Another picker has ejected the endpoint: the next failure here ejects it, unless a success comes first. It stays
@@ -385,7 +421,7 @@ impl EndpointHealth {
 
     /// Starts an ejection if the state still is `before`. If `longer`, it takes twice as long as the previous one.
     /// Returns [`Verdict::Kept`] when another outcome changed the state first.
-    fn eject(&self, before: u64, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
+    fn eject(&self, before: u64, cause: Outcome, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
         let ejections = self.record.ejections.load(Relaxed);
         let doublings = if longer { ejections } else { ejections.saturating_sub(1) }.min(16);
         let length = policy.ejection.saturating_mul(1 << doublings).min(policy.max_ejection);
@@ -394,6 +430,7 @@ impl EndpointHealth {
             return Verdict::Kept;
         }
         self.record.ejections.fetch_add(u32::from(longer), Relaxed);
+        self.record.cause.store(cause as u8, Relaxed);
         self.record.clear_failures();
         if before == 0 {
             self.record.errors.clear();

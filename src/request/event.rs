@@ -6,7 +6,7 @@
 //! and no allocation.
 
 use attache_disagg::Failure;
-use attache_pool::health::Verdict;
+use attache_pool::health::{Outcome as HealthOutcome, Verdict};
 use attache_protocol::Usage;
 use attache_quota::{Bound, Subject};
 use attache_scheduling::Signal;
@@ -25,7 +25,7 @@ pub enum Event {
     /// A panic was caught.
     Panic,
     /// Effect of a request's result on the health of an endpoint.
-    Health(Verdict),
+    Health(Verdict, HealthOutcome),
     /// A server sent an error inside a response with status 200.
     ErrorInStream,
     /// Result of a request to a prefill server; `Ok` when it computed the prompt.
@@ -299,11 +299,16 @@ pub enum End {
     Aborted,
     /// Attaché ended it: it was preempted for a more important request.
     Evicted,
+    /// The gateway responded, because it could not connect to the endpoint.
+    ConnectFailure,
+    /// The gateway responded in place of the endpoint for another reason: no route, a full circuit breaker.
+    Gateway,
 }
 
 impl End {
     /// All of them.
-    pub const ALL: [End; 5] = [End::Complete, End::Unwatched, End::ClientGone, End::Aborted, End::Evicted];
+    pub const ALL: [End; 7] =
+        [End::Complete, End::Unwatched, End::ClientGone, End::Aborted, End::Evicted, End::ConnectFailure, End::Gateway];
 
     /// The label.
     #[must_use]
@@ -314,9 +319,14 @@ impl End {
             End::ClientGone => "client_gone",
             End::Aborted => "aborted",
             End::Evicted => "evicted",
+            End::ConnectFailure => "connect_failure",
+            End::Gateway => "gateway",
         }
     }
 }
+
+/// The [`DecisionRecord::end`] of rejected requests.
+pub const REJECTED: &str = "rejected";
 
 /// How a request that could be split was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -449,7 +459,7 @@ pub struct DecisionRecord {
     pub pool: Arc<str>,
     /// Model name sent to the model server; empty if unknown.
     pub model: Arc<str>,
-    /// Endpoint that Attaché chose.
+    /// Endpoint that Attaché chose; empty for a rejected request.
     pub endpoint: Arc<str>,
     /// Endpoint that served the request, if the gateway reports a different one.
     pub served: Option<Arc<str>>,
@@ -459,8 +469,10 @@ pub struct DecisionRecord {
     pub prefill_failure: Option<&'static str>,
     /// Time from the decision until the prefill ended, milliseconds.
     pub prefill_ms: Option<f64>,
-    /// Why the endpoint was chosen.
+    /// Why the endpoint was chosen, or the reason of the rejection.
     pub reason: &'static str,
+    /// Time in the queue of the pool, milliseconds; `None` if the request was not queued.
+    pub queued_ms: Option<f64>,
     /// Estimated length of the prompt, tokens.
     pub estimated_prompt_tokens: u32,
     /// Estimated number of prompt tokens that the chosen endpoint had cached.

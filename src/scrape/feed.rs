@@ -211,6 +211,7 @@ impl Scraper {
             };
             self.targets.insert(endpoint.id, target);
         }
+        self.stats.keep_failing(|id| self.targets.contains_key(&id));
         self.update_reach();
     }
 
@@ -280,6 +281,7 @@ impl Scraper {
         let seen = match outcome {
             Ok(Reading { mut metrics, skipped }) => {
                 self.stats.count_page(skipped);
+                self.stats.set_failing(id, None);
                 target.endpoint.health.reached();
                 if target.pace.failures > 0 {
                     tracing::info!(endpoint = %target.endpoint.spec.name, "scrape works again");
@@ -308,11 +310,13 @@ impl Scraper {
                     // It responded.
                     _ => target.endpoint.health.reached(),
                 }
+                let url = target.endpoint.spec.metrics_url().unwrap_or_default();
                 // Logged once per outage, not per attempt.
                 if target.pace.failures == 0 {
-                    let reason = error.reason().label();
-                    tracing::warn!(endpoint = %target.endpoint.spec.name, reason, %error, "scrape failed");
+                    let (reason, remedy) = (error.reason().label(), error.reason().remedy());
+                    tracing::warn!(endpoint = %target.endpoint.spec.name, url, reason, %error, remedy, "scrape failed");
                 }
+                self.stats.set_failing(id, Some(format!("{url}: {error}; {}", error.reason().remedy()).into()));
                 Seen::Failed
             }
         };
@@ -332,7 +336,7 @@ impl Scraper {
         }
         // The kubelet has probed pods that are ready.
         let is_down = |e: &Endpoint| e.spec.uid.is_none() && e.health.contact() == Contact::Unreachable;
-        let mut endpoints = snapshot.endpoints.iter().peekable();
+        let mut endpoints = snapshot.endpoints.iter().filter(|state| !state.is_draining()).peekable();
         let none = endpoints.peek().is_some() && endpoints.all(|state| is_down(&state.endpoint));
         let reach = if none { Reach::Unreachable } else { Reach::Reached };
         self.reach.send_if_modified(|before| std::mem::replace(before, reach) != reach);

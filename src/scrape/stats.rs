@@ -2,6 +2,10 @@
 
 use super::engines::PageError;
 use super::fetch::FetchError;
+use attache_types::ids::EndpointId;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The reason for which a scrape failed: the `reason` label of the error counter.
@@ -43,6 +47,27 @@ impl ErrorReason {
         ErrorReason::MissingFamily,
         ErrorReason::UnusableSample,
     ];
+
+    /// What an operator can do, for the log and the status page.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        match self {
+            ErrorReason::Connect | ErrorReason::Timeout | ErrorReason::Broken => {
+                "is the server up, and are the metrics at this port? A server without metrics needs `--engine none`"
+            }
+            ErrorReason::Status | ErrorReason::Redirect => {
+                "are the metrics on, and at this path (`metrics.path`)? A server without metrics needs `--engine none`"
+            }
+            ErrorReason::MissingFamily | ErrorReason::UnusableSample => {
+                "is it this engine? `--engine` names another one, and `--engine none` a server without metrics"
+            }
+            ErrorReason::TooLarge => "`scrape.maxBytes` is the limit; a server without metrics needs `--engine none`",
+            ErrorReason::Encoded => "a proxy in front of the server compresses; name the server's own port",
+            ErrorReason::Url => {
+                "check scheme, port and path of the metrics; a server without metrics needs `--engine none`"
+            }
+        }
+    }
 
     /// Returns the value of the label.
     #[must_use]
@@ -104,9 +129,30 @@ pub struct ScrapeStats {
     model_lists: AtomicU64,
     model_list_failures: AtomicU64,
     served_models: AtomicU64,
+    /// Why the last scrape of an endpoint failed; none for endpoints whose last scrape succeeded.
+    failing: Mutex<BTreeMap<EndpointId, Arc<str>>>,
 }
 
 impl ScrapeStats {
+    /// Returns why the last scrape of the endpoint failed; `None` if it succeeded, or was not tried.
+    #[must_use]
+    pub fn failing(&self, id: EndpointId) -> Option<Arc<str>> {
+        self.failing.lock().get(&id).cloned()
+    }
+
+    pub(crate) fn set_failing(&self, id: EndpointId, why: Option<Arc<str>>) {
+        let mut failing = self.failing.lock();
+        match why {
+            Some(why) => _ = failing.insert(id, why),
+            None => _ = failing.remove(&id),
+        }
+    }
+
+    /// Forgets endpoints that have left.
+    pub(crate) fn keep_failing(&self, is_member: impl Fn(EndpointId) -> bool) {
+        self.failing.lock().retain(|id, _| is_member(*id));
+    }
+
     /// Returns the number of successful scrapes.
     #[must_use]
     pub fn pages(&self) -> u64 {

@@ -1,16 +1,25 @@
 //! The most recent decisions, for operators who ask where a request went and why.
 
-use attache_request::event::{DecisionRecord, KeptExplanation};
+use attache_request::event::{DecisionRecord, KeptExplanation, REJECTED};
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// A ring buffer of the last records.
+/// Ring buffers of the last records. Rejected requests have their own: a client that only sends bad requests does not
+/// displace the others.
 #[derive(Debug)]
 pub struct Decisions {
     capacity: usize,
-    ring: Mutex<(u64, VecDeque<DecisionRecord>)>,
+    rings: Mutex<Rings>,
     explanations: Mutex<Explanations>,
+}
+
+#[derive(Debug, Default)]
+struct Rings {
+    /// Number of records so far.
+    sequence: u64,
+    routed: VecDeque<DecisionRecord>,
+    rejected: VecDeque<DecisionRecord>,
 }
 
 /// 64 MiB: most memory of kept explanations, whatever their number. Those of 1,000 endpoints take some 200 KB each.
@@ -34,11 +43,10 @@ impl Explanations {
 }
 
 impl Decisions {
-    /// Creates a buffer for `capacity` records; 0 records nothing.
+    /// Creates buffers for `capacity` routed and as many rejected requests; 0 records nothing.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        let ring = Mutex::new((0, VecDeque::with_capacity(capacity)));
-        Self { capacity, ring, explanations: Mutex::default() }
+        Self { capacity, rings: Mutex::default(), explanations: Mutex::default() }
     }
 
     /// Keeps an explanation, and at most `kept` of them.
@@ -68,19 +76,24 @@ impl Decisions {
         if self.capacity == 0 {
             return;
         }
-        let mut ring = self.ring.lock();
-        record.sequence = ring.0;
-        ring.0 += 1;
-        if ring.1.len() == self.capacity {
-            ring.1.pop_front();
+        let mut rings = self.rings.lock();
+        record.sequence = rings.sequence;
+        rings.sequence += 1;
+        let ring = if record.end == REJECTED { &mut rings.rejected } else { &mut rings.routed };
+        if ring.len() == self.capacity {
+            ring.pop_front();
         }
-        ring.1.push_back(record);
+        ring.push_back(record);
     }
 
     /// The records, oldest first.
     #[must_use]
     pub fn snapshot(&self) -> Vec<DecisionRecord> {
-        self.ring.lock().1.iter().cloned().collect()
+        let rings = self.rings.lock();
+        let mut records: Vec<_> = rings.routed.iter().chain(&rings.rejected).cloned().collect();
+        drop(rings);
+        records.sort_by_key(|record| record.sequence);
+        records
     }
 
     /// The records as a JSON list, newest first, each with its age.
@@ -98,5 +111,21 @@ impl Decisions {
         };
         let newest_first: Vec<_> = self.snapshot().into_iter().rev().map(aged).collect();
         serde_json::to_value(newest_first).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejections_do_not_displace_routed_requests() {
+        let decisions = Decisions::new(2);
+        let ended = |end| DecisionRecord { end, ..DecisionRecord::default() };
+        decisions.push(ended("complete"));
+        (0..5).for_each(|_| decisions.push(ended(REJECTED)));
+        decisions.push(ended("aborted"));
+        let kept: Vec<_> = decisions.snapshot().iter().map(|record| (record.sequence, record.end)).collect();
+        assert_eq!(kept, [(0, "complete"), (4, REJECTED), (5, REJECTED), (6, "aborted")]);
     }
 }

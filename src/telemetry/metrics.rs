@@ -6,10 +6,10 @@
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
 use super::pressure::{PoolPressure, Pressure};
-use super::queues::{QueueFamilies, QueueMetrics};
+use super::queues::{QueueDepth, QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use attache_disagg::Failure;
-use attache_pool::health::Verdict;
+use attache_pool::health::{Outcome as HealthOutcome, Verdict};
 use attache_request::event::{Degraded, End, Limit, Outcome, SplitOutcome};
 use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
@@ -28,6 +28,11 @@ pub const LEG_OK: &str = "ok";
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -88,7 +93,7 @@ pub struct Metrics {
     /// Invalid entries of subset hints.
     pub subset_malformed: Counter,
     /// Endpoints ejected by passive health.
-    pub ejections: Counter,
+    ejections: [Counter; HealthOutcome::FAILURES.len()],
     /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with
     /// the same roles are ejected.
     pub ejections_capped: Counter,
@@ -201,7 +206,12 @@ impl Metrics {
                 "subset_entries_malformed",
                 "entries of the subset hint that Attaché could not parse",
             ),
-            ejections: plain(registry, "ejections", "endpoints ejected after failures"),
+            ejections: {
+                let ejections = Family::<CauseLabel, Counter>::default();
+                registry.register("ejections", "endpoints ejected after failures, by cause", ejections.clone());
+                HealthOutcome::FAILURES
+                    .map(|outcome| ejections.get_or_create_owned(&CauseLabel { cause: outcome.label() }))
+            },
             ejections_capped: plain(
                 registry,
                 "ejections_capped",
@@ -302,12 +312,23 @@ impl Metrics {
     }
 
     /// Counts the effect of a request's outcome on the health of its endpoint.
-    pub fn health(&self, verdict: Verdict) {
+    pub fn health(&self, verdict: Verdict, outcome: HealthOutcome) {
         match verdict {
             Verdict::Kept => {}
-            Verdict::Ejected => _ = self.ejections.inc(),
+            Verdict::Ejected => {
+                let ejections = HealthOutcome::FAILURES.iter().zip(&self.ejections);
+                ejections.filter(|(cause, _)| **cause == outcome).for_each(|(_, counter)| _ = counter.inc());
+            }
             Verdict::Capped => _ = self.ejections_capped.inc(),
         }
+    }
+
+    /// Number of ejections with this cause.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn ejection_count(&self, cause: HealthOutcome) -> u64 {
+        let ejections = HealthOutcome::FAILURES.iter().zip(&self.ejections);
+        ejections.filter(|(outcome, _)| **outcome == cause).map(|(_, counter)| counter.get()).sum()
     }
 
     /// Counts a rejection by reason.
@@ -369,6 +390,19 @@ impl Metrics {
         self.queues.pool(pool, self.deadlines.pool(pool))
     }
 
+    /// The content of the queue of one pool.
+    #[must_use]
+    pub fn queue_depth(&self, pool: &str) -> QueueDepth {
+        self.queues.depth(pool)
+    }
+
+    /// The reasons for which requests were rejected since the start, with the number of requests.
+    #[must_use]
+    pub fn rejection_counts(&self) -> Vec<(&'static str, u64)> {
+        let counts = self.rejections.iter().map(|(reason, counter)| (reason.code(), counter.get()));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
     /// The metrics of one pool, looked up once for all its requests.
     #[must_use]
     pub fn pool(&self, name: &str) -> PoolMetrics {
@@ -427,7 +461,7 @@ fn latency() -> Histogram {
 /// The metrics of one pool.
 #[derive(Debug)]
 pub struct PoolMetrics {
-    ends: [Counter; 5],
+    ends: [Counter; 7],
     statuses: [Counter; 5],
     ttft: Histogram,
     duration: Histogram,

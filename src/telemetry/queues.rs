@@ -75,6 +75,14 @@ impl QueueFamilies {
         }
     }
 
+    pub(super) fn depth(&self, name: &str) -> QueueDepth {
+        let label = PoolLabel { pool: name.to_owned() };
+        QueueDepth {
+            requests: self.requests.get_or_create_owned(&label),
+            bytes: self.bytes.get_or_create_owned(&label),
+        }
+    }
+
     pub(super) fn forget(&self, pool: &str) {
         let label = PoolLabel { pool: pool.to_owned() };
         for fate in QueueOutcome::ALL {
@@ -84,6 +92,15 @@ impl QueueFamilies {
         self.bytes.remove(&label);
         self.waits.remove(&label);
     }
+}
+
+/// The current content of the queue of one pool.
+#[derive(Clone, Debug, Default)]
+pub struct QueueDepth {
+    /// Number of queued requests.
+    pub requests: Gauge,
+    /// Bytes of their bodies.
+    pub bytes: Gauge,
 }
 
 /// Collector of the queue capacity that pools share.

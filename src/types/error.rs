@@ -2,6 +2,7 @@
 //! retry advice, so that these are consistent. `protocol::dialect` renders it in the format of the client's API.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The party whose fault a rejection is.
@@ -222,13 +223,22 @@ pub struct RequestError {
     pub retry_after: Option<Duration>,
     /// The name in the request that is unknown or not allowed here.
     pub rejected_name: Option<Box<str>>,
+    /// The pool that rejects the request, if it was known.
+    pub pool: Option<Arc<str>>,
 }
 
 impl RequestError {
     /// Creates a rejection without a field; retryable reasons advise a retry after 1 s.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after = reason.retryable().then_some(Duration::from_secs(1));
-        Self { reason, message: message.into(), param: None, retry_after, rejected_name: None }
+        Self { reason, message: message.into(), param: None, retry_after, rejected_name: None, pool: None }
+    }
+
+    /// Sets the pool that rejects the request.
+    #[must_use]
+    pub fn in_pool(mut self, pool: &Arc<str>) -> Self {
+        self.pool = Some(pool.clone());
+        self
     }
 
     /// Sets the name in the request that was rejected.

@@ -429,11 +429,15 @@ async fn pool_is_unreachable_until_an_endpoint_responds_or_may_serve_unseen() {
     let mut feeds = Feeds::start(vec![nobody], quick());
     feeds.first_round().await;
     assert_eq!(reach(&feeds), Reach::Unreachable);
+    let id = feeds.store.load().endpoints[0].endpoint.id;
+    let why = feeds.stats.failing(id).expect("a failed scrape");
+    assert!(why.starts_with(&format!("http://{address}/metrics: can't connect")), "{why}");
+    assert!(why.contains("`--engine none`"), "{why}");
     let contact = || feeds.store.load().endpoints[0].endpoint.health.contact();
     assert_eq!(contact(), Contact::Unreachable);
     let _server = Server::on(TcpListener::bind(address).await.unwrap(), page("0", "0", "0", "1"), None);
     in_time("the server", feeds.reach.wait_for(|reach| *reach == Reach::Reached)).await.unwrap();
-    assert_eq!(contact(), Contact::Reached);
+    assert_eq!((contact(), feeds.stats.failing(id)), (Contact::Reached, None));
     feeds.stop().await;
 }
 

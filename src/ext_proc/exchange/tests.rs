@@ -14,6 +14,7 @@ mod hermetic;
 mod hints;
 mod keeping;
 mod limits;
+mod logged;
 mod message_timeout;
 mod modes;
 mod order;

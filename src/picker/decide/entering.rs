@@ -245,7 +245,9 @@ impl<'a> Deciding<'a> {
             case.judged(deadline::judged(turn.as_ref()));
         }
         Ok(match turn.transpose()? {
-            Some(queues::EnqueueResult::Queued(parked)) => Admit::Waits(Step::Queue(parked)),
+            Some(queues::EnqueueResult::Queued(parked)) => {
+                Admit::Waits(Step::Queue(parked.of_pool(&runtime.pool.name)))
+            }
             Some(queues::EnqueueResult::Admitted(admitted)) => {
                 Admit::Goes(Admission { admitted: Some(admitted), sheds, holds })
             }

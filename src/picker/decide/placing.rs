@@ -31,6 +31,7 @@ use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Outcome of [`Deciding::place`].
 #[expect(clippy::large_enum_variant, reason = "it lives for one call; a box would cost each request an allocation")]
@@ -69,6 +70,7 @@ struct Known {
     choices: u32,
     ceiling: Ceiling,
     seen: usize,
+    queued: Option<Duration>,
 }
 
 /// A decision that is not booked.
@@ -258,6 +260,7 @@ impl Deciding<'_> {
             choices: self.request.map_or(1, |r| r.choices),
             ceiling: Ceiling::of(self.q, self.request),
             seen: self.q.body.bytes().len(),
+            queued: self.q.has_turn.then_some(self.facts.waited),
         }
     }
 
@@ -511,7 +514,7 @@ impl Placed {
         };
         let Placement { scheduled, known, bookings, .. } = placement;
         let Bookings { booked, prefill, tail } = bookings;
-        let Known { runtime, client, understood, max_tokens, priority, choices, ceiling, seen } = known;
+        let Known { runtime, client, understood, max_tokens, priority, choices, ceiling, seen, queued } = known;
         let unpaired = scheduled.decision.unpaired;
         Step::Decided(Box::new(Plan {
             decision: scheduled.decision,
@@ -540,6 +543,7 @@ impl Placed {
             renamed_from: rewritten.renamed_from,
             new_body: rewritten.new_body,
             seen,
+            queued,
             permits: Permits::new(),
             admitted: placement.admitted,
         }))

@@ -47,6 +47,7 @@ impl RequestReports {
             model: plan.target.clone(),
             endpoint: picked.authority.clone(),
             reason: plan.decision.reason,
+            queued_ms: plan.queued.map(milliseconds),
             estimated_prompt_tokens: plan.prompt_tokens,
             estimated_cached_tokens: plan.matched_tokens,
             ..DecisionRecord::default()

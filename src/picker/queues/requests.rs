@@ -146,6 +146,8 @@ impl Drop for AdmittedRequest {
 #[derive(Debug)]
 pub struct QueuedRequest {
     pub(super) queues: Arc<Queues>,
+    /// The name of the pool, for rejections.
+    pub(super) pool: Option<Arc<str>>,
     pub(super) handle: Handle,
     pub(super) priority: i32,
     pub(super) until: Option<Timestamp>,
@@ -156,6 +158,13 @@ pub struct QueuedRequest {
 }
 
 impl QueuedRequest {
+    /// The same request, whose rejections name this pool.
+    #[must_use]
+    pub fn of_pool(mut self, pool: &Arc<str>) -> Self {
+        self.pool = Some(pool.clone());
+        self
+    }
+
     /// When it expires; `None` if it expires only in a pool without endpoints.
     #[must_use]
     pub fn until(&self) -> Option<Timestamp> {
@@ -184,6 +193,14 @@ impl QueuedRequest {
     /// The error response for a refused request.
     #[must_use]
     pub fn refused(&self, refusal: &Refusal) -> RequestError {
+        let error = self.refusal(refusal);
+        match &self.pool {
+            Some(pool) => error.in_pool(pool),
+            None => error,
+        }
+    }
+
+    fn refusal(&self, refusal: &Refusal) -> RequestError {
         if self.is_due && refusal.cause == Cause::Expired {
             self.queues.observer.event(QueueEvent::Deadline(DeadlineOutcome::Passed));
             return deadline::passed(refusal.retry_after);

@@ -347,3 +347,21 @@ fn contact_follows_responses_and_failed_connections() {
     health.reached();
     assert_eq!(health.contact(), Contact::Reached);
 }
+
+#[test]
+fn ejection_names_its_cause_and_return() {
+    for outcome in Outcome::FAILURES {
+        let (health, policy) = (EndpointHealth::default(), HealthPolicy::default());
+        assert_eq!(health.ejection(Timestamp(1), &policy), None);
+        // Error responses of one client eject after a period.
+        let period = policy.error_period.as_nanos() as u64;
+        let times = (0..policy.consecutive_failures).map(|n| Timestamp(1 + u64::from(n) * period));
+        let ejected = times.clone().find(|at| health.record(outcome, *at, &policy)).unwrap();
+        let ejection = health.ejection(ejected, &policy).unwrap();
+        assert_eq!((ejection.cause, ejection.returns_in.as_secs_f64().round()), (outcome, 5.0), "{outcome:?}");
+        let later = ejected.after(Duration::from_secs(60));
+        assert_eq!(health.ejection(later, &policy).unwrap().returns_in, Duration::ZERO, "half open");
+        health.record(Outcome::Success, later, &policy);
+        assert_eq!(health.ejection(later, &policy), None);
+    }
+}

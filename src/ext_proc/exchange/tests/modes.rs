@@ -3,6 +3,7 @@
 use super::queueing::{self, One};
 use super::*;
 use attache_flow::Settings;
+use attache_pool::health::Outcome as HealthOutcome;
 
 #[test]
 fn conformance_headers_require_configuration() {
@@ -515,7 +516,11 @@ fn retry_moves_the_booking_and_blames_the_first_endpoint() {
         assert_eq!(in_flight(), [1, 0]);
         send(&mut exchange, answered_by("192.168.1.2:8000", false));
         assert_eq!(in_flight(), [0, 1], "the booking follows");
-        assert_eq!(world.processor.metrics.ejections.get(), passed_over / 2, "twice unreachable ejects");
+        assert_eq!(
+            world.processor.metrics.ejection_count(HealthOutcome::ConnectFailure),
+            passed_over / 2,
+            "twice unreachable ejects"
+        );
     }
     world.assert_books_closed(2);
 }
@@ -527,7 +532,7 @@ fn only_endpoint_is_used_although_ejected() {
         let mut exchange = routed(&world, None);
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503")], true))));
     }
-    assert_eq!(world.processor.metrics.ejections.get(), 1);
+    assert_eq!(world.processor.metrics.ejection_count(HealthOutcome::ErrorResponse), 1);
     drop(routed(&world, None));
     world.assert_books_closed(6);
 }
