@@ -101,6 +101,11 @@ impl ActiveConfig {
         self.at(self.router.named(name, model)?.0)
     }
 
+    /// Whether a rule about such a request depends on its model: the choice or a rule of a pool, or a limit of models.
+    pub fn depends_on_model<'h>(&self, facts: RouteFacts<'_>, header: impl Fn(&str) -> Option<&'h str>) -> bool {
+        self.quotas.iter().any(|quotas| quotas.limit_models()) || self.router.depends_on_model(facts, header)
+    }
+
     fn at(&self, position: usize) -> Result<&Arc<PoolRuntime>, RequestError> {
         // Never fails: `new` builds the router from the same pools, in the same order.
         self.pools

@@ -15,7 +15,7 @@ use super::prefix::{PoolPrefix, Tail};
 use super::priority::priority;
 use super::queues::{AdmittedRequest, QueuedRequest};
 use super::quotas::{Allowance, Permits};
-use super::reading::{report_ignored, understand};
+use super::reading::{report_ignored, report_unshown, understand};
 use super::recording::RequestReads;
 use super::split::PrefillOutcome;
 use super::warming::Warming;
@@ -131,6 +131,13 @@ pub enum PrefillTime {
     MessageTimeout,
     /// As long as the configuration allows.
     Unbounded,
+}
+
+impl RequestView<'_> {
+    /// Whether a body follows that the gateway does not show before the decision, although its API has a model there.
+    pub(super) fn has_unshown_body(&self) -> bool {
+        self.opens && self.head.method() == "POST" && self.api != Api::Other && matches!(self.body, Seen::Nothing)
+    }
 }
 
 /// A decision, with everything that the rest of the stream needs.
@@ -285,6 +292,11 @@ pub fn decide_noting(
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
     let scope = Scope { picker, config, observer: &*picker.observer, dry_run: false };
+    if q.has_unshown_body()
+        && let Some(skipped) = picker.unshown.admit(q.now)
+    {
+        report_unshown(q.head.path(), skipped);
+    }
     let entered = enter(scope, None, q, notes, rng, |deciding, rng| {
         if q.head.names_strategy() && deciding.pool().scheduler.choices.report_ignored() {
             report_ignored(deciding.pool(), DEFAULT_STRATEGY_HEADER);

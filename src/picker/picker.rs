@@ -31,6 +31,8 @@ pub struct Picker {
     pub replica: Option<Arc<Replica>>,
     /// Log messages about requests without a prefill server.
     pub(crate) unpaired: Throttle,
+    /// Log messages about requests whose body the gateway does not show.
+    pub(crate) unshown: Throttle,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -48,6 +50,7 @@ impl Picker {
             recorder: None,
             replica: None,
             unpaired: Throttle::default(),
+            unshown: Throttle::default(),
             seed,
             sequence: AtomicU64::new(0),
         }

@@ -138,6 +138,13 @@ impl Quotas {
         self.subject
     }
 
+    /// Whether these are quotas of models, and at least one of them is limited.
+    #[must_use]
+    pub fn limit_models(&self) -> bool {
+        let mut limits = self.settings.overrides.values().chain([&self.settings.default]);
+        self.subject == Subject::Model && limits.any(|limits| !limits.is_unlimited())
+    }
+
     /// Where usage is counted. Reloads keep it.
     #[must_use]
     pub fn store(&self) -> &Store {
@@ -242,8 +249,10 @@ impl Quotas {
             Bound::TokensPerDay => (Reason::TokensPerDay, "tokens per day"),
             Bound::Concurrency => (Reason::Concurrency, "concurrency"),
         };
+        // Requests without a tenant share one account.
+        let name = if claim.name.is_empty() { "anonymous" } else { &*claim.name };
         // The same message as AIBrix's.
-        let message = format!("{whose}: {} has exceeded {what}: {}", claim.name, refused.limit);
+        let message = format!("{whose}: {name} has exceeded {what}: {}", refused.limit);
         RequestError { retry_after: Some(refused.retry_after), ..RequestError::new(reason, message) }
     }
 }

@@ -20,6 +20,10 @@ use std::borrow::Cow;
 /// little about the work. In token limits, an unknown path counts as `limits.tenants.unknownPathTokens`.
 pub const UNREAD_PROMPT_TOKENS: u32 = 1_024;
 
+/// What is wrong with a gateway that shows no bodies, and the remedy.
+const UNSHOWN: &str = "Envoy shows the body only after the decision, or not at all; set \
+                       `processing_mode.request_body_mode` of its ext_proc filter to FULL_DUPLEX_STREAMED or BUFFERED";
+
 /// Logs that requests select a strategy by `header`, which the pool does not allow.
 pub(super) fn report_ignored(pool: &Pool, header: &str) {
     tracing::warn!(
@@ -50,7 +54,7 @@ pub(super) fn understand<'a>(
 ) -> Result<Option<Request<'a>>, RequestError> {
     let (body, whole) = (q.body.bytes(), q.body.is_whole());
     if matches!(q.body, Seen::Nothing) {
-        return Ok(None);
+        return unshown(observer, config, q).map(|()| None);
     }
     let read = protocol::parse_unnamed(q.api, q.head.content_type(), body, &config.limits);
     let read = read.and_then(|request| named(config, q, request));
@@ -77,6 +81,38 @@ pub(super) fn understand<'a>(
             Err(error)
         }
     }
+}
+
+/// A request whose body the gateway does not show before the decision is routed by load. It is rejected if a rule depends
+/// on its model: the rule could be bypassed otherwise.
+///
+/// # Errors
+/// A rule depends on the model.
+fn unshown(observer: &dyn Observer, config: &ActiveConfig, q: &RequestView<'_>) -> Result<(), RequestError> {
+    if !q.has_unshown_body() {
+        return Ok(());
+    }
+    observer.event(Event::Degraded(Degraded::NoBody));
+    match depends_on_model(config, q) {
+        true => Err(unread_model("the request", UNSHOWN.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Logs that the gateway does not show the bodies of requests.
+pub(super) fn report_unshown(path: &str, skipped: u64) {
+    tracing::warn!(path, skipped, "request decided without its body: {UNSHOWN}");
+}
+
+fn depends_on_model(config: &ActiveConfig, q: &RequestView<'_>) -> bool {
+    let facts = RouteFacts { model: None, authority: q.head.authority(), called: q.called };
+    config.depends_on_model(facts, |name| q.head.get(name))
+}
+
+/// The error for a model that can't be read from `place`.
+fn unread_model(place: &str, why: String) -> RequestError {
+    let message = format!("`model` can't be read from {place}, and rules of this gateway depend on it: {why}");
+    RequestError::new(Reason::InvalidModel, message).param("model")
 }
 
 /// Sets the pool's default model, if the API requires a model and the body names none.

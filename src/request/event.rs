@@ -229,6 +229,8 @@ pub enum Degraded {
     Untokenized,
     /// The gateway's body mode leaves no time for a prefill on another worker.
     NoTimeToSplit,
+    /// The gateway shows no body before the decision.
+    NoBody,
     /// No prefill server was there for a request that would have been split, or might have been.
     NoPrefillEndpoint,
     /// The gateway does not report retries: blocks of a prefill that were not fetched are kept until their lease ends.

@@ -233,6 +233,17 @@ impl Pool {
         !snapshot.endpoints.is_empty() && snapshot.endpoints.iter().all(|e| e.endpoint.spec.engine == Engine::Astrai)
     }
 
+    /// Whether a rule of the pool depends on the model: which requests it takes, rejects or rewrites.
+    fn depends_on_model(&self) -> bool {
+        let (rules, none) = (self.rules.load(), ModelRewrites::default());
+        !self.matches.models.is_empty()
+            || self.reject_unknown_models
+            || rules.models_only
+            || !rules.reserved.is_empty()
+            || self.rewrites != none
+            || rules.rewrites != none
+    }
+
     /// Why the pool rejects requests for `model`, if it does.
     fn refuses(&self, model: &str) -> Option<ModelRejection> {
         let rules = self.rules.load();
@@ -316,27 +327,15 @@ impl Router {
         let mut best: Option<(u8, usize, &Arc<Pool>)> = None;
         let mut missed_model_only = false;
         for (position, pool) in self.pools.iter().enumerate() {
-            let m = &pool.matches;
-            let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
-            let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
-            let by_service = m.service.as_ref().map(|service| match self.pools.as_slice() {
-                // A gateway in Attaché's own pod calls a loopback address, not a Service; with one pool there is
-                // nothing to select.
-                [_] if is_loopback(facts.called) => Some(ByPort(false)),
-                _ => same_service(service, facts.called),
-            });
-            let service_holds = by_service.map(|holds| holds.is_some());
-            if [header_holds, authority_holds, service_holds].contains(&Some(false)) {
+            let Some([by_port, by_service, by_header, by_authority]) = self.holds(pool, facts, &header) else {
                 continue;
-            }
-            let by_model = !m.models.is_empty();
+            };
+            let by_model = !pool.matches.models.is_empty();
             if by_model && !facts.model.is_some_and(|model| pool.knows(model)) {
                 missed_model_only = true;
                 continue;
             }
-            let by_port = by_service.flatten() == Some(ByPort(true));
-            let conditions =
-                [by_port, service_holds.is_some(), header_holds.is_some(), authority_holds.is_some(), by_model];
+            let conditions = [by_port, by_service, by_header, by_authority, by_model];
             let rank = conditions.into_iter().fold(0, |rank: u8, holds| 2 * rank + u8::from(holds));
             if best.is_none_or(|(r, _, _)| rank > r) {
                 best = Some((rank, position, pool));
@@ -356,6 +355,36 @@ impl Router {
             )),
             None => Err(self.no_pool(facts.called)),
         }
+    }
+
+    /// Which conditions other than the model `pool` has: on the called port, the Service, a header, the authority.
+    /// `None` if one of them does not hold.
+    fn holds<'h>(
+        &self,
+        pool: &Pool,
+        facts: RouteFacts<'_>,
+        header: impl Fn(&str) -> Option<&'h str>,
+    ) -> Option<[bool; 4]> {
+        let m = &pool.matches;
+        let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
+        let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
+        let by_service = m.service.as_ref().map(|service| match self.pools.as_slice() {
+            // A gateway in Attaché's own pod calls a loopback address, not a Service; with one pool there is
+            // nothing to select.
+            [_] if is_loopback(facts.called) => Some(ByPort(false)),
+            _ => same_service(service, facts.called),
+        });
+        let service_holds = by_service.map(|holds| holds.is_some());
+        if [header_holds, authority_holds, service_holds].contains(&Some(false)) {
+            return None;
+        }
+        let by_port = by_service.flatten() == Some(ByPort(true));
+        Some([by_port, service_holds.is_some(), header_holds.is_some(), authority_holds.is_some()])
+    }
+
+    /// Whether the model decides about the pool of such a request, or about the request in its pool.
+    pub fn depends_on_model<'h>(&self, facts: RouteFacts<'_>, header: impl Fn(&str) -> Option<&'h str>) -> bool {
+        self.pools.iter().any(|pool| pool.depends_on_model() && self.holds(pool, facts, &header).is_some())
     }
 
     /// The model of a request that names none: the default of a pool that also serves requests for that model. `None`

@@ -106,7 +106,7 @@ pub struct Metrics {
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 12],
-    degraded: [(Degraded, Counter); 17],
+    degraded: [(Degraded, Counter); 18],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -161,7 +161,7 @@ fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 12] {
     ]
 }
 
-fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 17] {
+fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 18] {
     let degraded = Family::<ModeLabel, Counter>::default();
     registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
     let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
@@ -174,6 +174,7 @@ fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 17] {
         mode(Degraded::ReadingLate, "reading_late"),
         mode(Degraded::Untokenized, "untokenized"),
         mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+        mode(Degraded::NoBody, "no_body"),
         mode(Degraded::NoPrefillEndpoint, "no_prefill_endpoint"),
         mode(Degraded::AttemptsUntold, "attempts_untold"),
         mode(Degraded::DiscoveryStale, "discovery_stale"),
@@ -208,7 +209,9 @@ impl Metrics {
             ),
             ejections: {
                 let ejections = Family::<CauseLabel, Counter>::default();
-                registry.register("ejections", "endpoints ejected after failures, by cause", ejections.clone());
+                let help = "endpoints ejected after failures, by cause: `connect_failure`, `error_response`, `failure` of a \
+                            prefill";
+                registry.register("ejections", help, ejections.clone());
                 HealthOutcome::FAILURES
                     .map(|outcome| ejections.get_or_create_owned(&CauseLabel { cause: outcome.label() }))
             },
@@ -261,7 +264,8 @@ impl Metrics {
         }
         registry.register(
             "requests_ended",
-            "routed requests, by how they ended; `evicted` means preempted while in flight",
+            "routed requests, by how they ended; `evicted` means preempted while in flight, `connect_failure` and \
+             `gateway` that Envoy responded in place of the endpoint",
             self.ends.clone(),
         );
         registry.register("responses", "responses, by class of their status", self.statuses.clone());

@@ -7,6 +7,7 @@ use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::modes::{Mode, bootstrap};
+use crate::support::process::eventually;
 use bytes::Bytes;
 use http::HeaderValue;
 
@@ -117,4 +118,48 @@ async fn client_headers_cannot_choose_the_server() {
     assert_eq!(decoy.requests(), 0);
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
+}
+
+/// An ext-proc filter without `processing_mode` shows no bodies, so no model decides about the pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_without_processing_mode_sends_no_request_to_a_wrong_pool() {
+    let (a, other) = (Echo::start().await, Echo::start().await);
+    let config = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: a, match: {{models: [a]}}, endpoints: [\"{}\"]}}\n\
+         - {{name: other, endpoints: [\"{}\"]}}\n",
+        a.address, other.address
+    );
+    let picker = AttacheProcess::configured(&config).await;
+    let shipped = by_header("original-dst.yaml", &picker);
+    let (before, rest) = shipped.split_once("              processing_mode:\n").expect("a mode");
+    let modes: usize = rest.lines().take_while(|line| line.starts_with("                ")).map(|l| l.len() + 1).sum();
+    let envoy = EnvoyProcess::start(&format!("{before}{}", &rest[modes..])).await;
+    let body = Bytes::from_static(br#"{"model":"a","messages":[{"role":"user","content":"Hello"}]}"#);
+    let reply = client::post(envoy.listener("inference"), "/v1/chat/completions", body).await.expect("an answer");
+    assert_rejected(&reply, 400, "invalid_model");
+    assert_eq!((a.requests(), other.requests()), (0, 0));
+    assert_eq!(picker.metric("attache_degraded_total{mode=\"no_body\"}").await, 1.0);
+    let log = picker.process.stderr();
+    assert!(log.contains("WARN") && log.contains("request decided without its body"), "{log}");
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn picker_is_not_ready_until_an_endpoint_accepts_connections() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    drop(listener);
+    let picker = AttacheProcess::unready(&["--endpoint".to_owned(), address.to_string()]).await;
+    let page = eventually("a failed scrape", async || {
+        let page = client::get(picker.metrics, "/endpoints").await.ok()?.json();
+        (page["pools"][0]["endpoints"][0]["status"] == "unreachable").then_some(page)
+    })
+    .await;
+    assert!(!picker.is_ready().await);
+    assert_eq!(page["missing"], serde_json::json!(["pool `default`: an endpoint that accepts connections"]));
+    let error = page["pools"][0]["endpoints"][0]["scrape_error"].as_str().expect("an error").to_owned();
+    assert!(error.starts_with(&format!("http://{address}/metrics")) && error.contains("`--engine none`"), "{error}");
+    let _server = Echo::on(tokio::net::TcpListener::bind(address).await.expect("the same port"));
+    picker.until_ready().await;
+    assert_eq!(picker.endpoints().await[0]["status"], "ready");
 }

@@ -100,6 +100,12 @@ impl AttacheProcess {
         started
     }
 
+    /// Starts the picker with these arguments and waits until it listens. It may not be ready yet.
+    #[allow(dead_code, reason = "only the end-to-end tests start pickers that are not ready")]
+    pub(crate) async fn unready(arguments: &[String]) -> Self {
+        Self::listening(Command::new(env!("CARGO_BIN_EXE_attache")), arguments).await
+    }
+
     async fn listening(mut command: Command, arguments: &[String]) -> Self {
         command.args(["run", "--bind", "127.0.0.1", "--log-format", "json"]);
         if !arguments.iter().any(|argument| argument.starts_with("--secure-serving")) {

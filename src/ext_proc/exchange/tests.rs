@@ -33,6 +33,7 @@ mod succession;
 mod traces;
 mod unpaired;
 mod unread;
+mod unshown;
 
 use super::*;
 use crate::queue_timer::QueueTimer;

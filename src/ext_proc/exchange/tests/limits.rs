@@ -109,7 +109,10 @@ fn exceeded_quota_gets_aibrix_message_and_retry_after() {
 fn requests_without_tenant_share_a_quota_and_get_requests_are_free() {
     let world = world(quota::Limits { requests_per_minute: Some(1), ..NONE });
     assert!(ask(&world, "", &completion("m", "p")).0.is_routed());
-    assert!(!ask(&world, " ", &completion("m", "p")).0.is_routed());
+    let (exchange, told) = ask(&world, " ", &completion("m", "p"));
+    assert!(!exchange.is_routed());
+    let (_, text) = told.refused.unwrap();
+    assert!(text.contains("user: anonymous has exceeded RPM: 1"), "{text}");
     for _ in 0..3 {
         let mut exchange = world.exchange();
         let models = [(":path", "/v1/models"), (":method", "GET")];
