@@ -81,7 +81,7 @@ pub(super) async fn by_origin(State(names): State<Arc<[String]>>, request: Reque
         let text = "this host name is not the picker's; use an IP address or localhost, or see `--admin-hosts`\n";
         return refuse(RefusalReason::Host, StatusCode::MISDIRECTED_REQUEST, text);
     }
-    if is_cross_origin(headers) {
+    if is_cross_origin(request.method(), headers) {
         return refuse(RefusalReason::Origin, StatusCode::FORBIDDEN, "requests of other origins are not allowed\n");
     }
     next.run(request).await
@@ -108,18 +108,21 @@ fn is_allowed(host: &str, names: &[String]) -> bool {
         || names.iter().any(|allowed| name.eq_ignore_ascii_case(allowed))
 }
 
-/// Whether a browser sent the request for a page of another origin.
-fn is_cross_origin(headers: &HeaderMap) -> bool {
+/// Whether a browser sent the request for a page of another origin. A link on another page may open a page, as scripts
+/// of that page can't read it. No other page may change anything, and `Referer` counts where `Origin` is missing.
+fn is_cross_origin(method: &Method, headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes).unwrap_or_default();
-    let own = |origin: &HeaderValue| {
-        let authority =
-            [&b"http://"[..], b"https://"].iter().find_map(|scheme| origin.as_bytes().strip_prefix(*scheme));
+    let own = |address: &[u8]| {
+        let authority = [&b"http://"[..], b"https://"].iter().find_map(|scheme| address.strip_prefix(*scheme));
+        let authority = authority.and_then(|authority| authority.split(|byte| *byte == b'/').next());
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
     };
-    // A link on another page may open one of these; scripts of that page can't read it.
+    let foreign = |name| headers.get_all(name).iter().any(|address: &HeaderValue| !own(address.as_bytes()));
     let is = |name: &str, expected: &str| headers.get(name).is_some_and(|value| value == expected);
-    let is_opened = is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document");
-    headers.get_all(header::ORIGIN).iter().any(|origin| !own(origin))
+    let reads = method.is_safe();
+    let is_opened = reads && is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document");
+    foreign(header::ORIGIN)
+        || !reads && foreign(header::REFERER)
         || !is_opened && headers.get_all("sec-fetch-site").iter().any(|site| *site != "same-origin" && *site != "none")
 }
 
@@ -195,19 +198,22 @@ mod tests {
 
     #[test]
     fn requests_of_other_origins_are_known_by_what_browsers_send() {
-        let cross = |headers: &[(&str, &str)]| {
+        let sent = |method: Method, headers: &[(&str, &str)]| {
             let mut map = HeaderMap::from_iter([(header::HOST, "localhost:9090".parse().unwrap())]);
             for (name, value) in headers {
                 map.insert(header::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
             }
-            is_cross_origin(&map)
+            is_cross_origin(&method, &map)
         };
+        let cross = |headers: &[(&str, &str)]| sent(Method::GET, headers);
+        let opened = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
         for own in [
             &[][..],
             &[("origin", "http://localhost:9090")],
             &[("sec-fetch-site", "same-origin")],
             &[("sec-fetch-site", "none")],
-            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")],
+            &opened,
+            &[("referer", "http://evil.example/page")],
         ] {
             assert!(!cross(own), "{own:?}");
         }
@@ -220,6 +226,16 @@ mod tests {
             ("sec-fetch-site", "same-site"),
         ] {
             assert!(cross(&[other]), "{other:?}");
+        }
+        for method in [Method::POST, Method::PUT, Method::DELETE] {
+            for own in [&[][..], &[("referer", "http://LOCALHOST:9090/")], &[("sec-fetch-site", "none")]] {
+                assert!(!sent(method.clone(), own), "{method} {own:?}");
+            }
+            for other in [&opened[..], &[("referer", "http://evil.example/")], &[("referer", "about:blank")]] {
+                assert!(sent(method.clone(), other), "a form or script of another page: {method} {other:?}");
+            }
+            let host_as_path = [("referer", "http://evil.example/localhost:9090")];
+            assert!(sent(method, &host_as_path));
         }
     }
 

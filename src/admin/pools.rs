@@ -208,6 +208,9 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     ("model_list_failures", "failed requests for `/v1/models`", |p| p.scrape.model_list_failures()),
     ("dns_lookups", "successful DNS lookups", |p| p.dns.lookups()),
     ("dns_failures", "failed DNS lookups", |p| p.dns.failures()),
+    ("dns_addresses_left_out", "addresses beyond 4,096 in one DNS answer, counted at each lookup", |p| {
+        p.dns.left_out()
+    }),
     ("endpoints_file_reads", "successful reads of the endpoints file", |p| p.file.reads()),
     ("endpoints_file_failures", "failed reads of the endpoints file", |p| p.file.failures()),
     ("endpoints_file_invalid_entries", "entries of the endpoints file that Attaché ignored", |p| p.file.invalid()),

@@ -390,7 +390,8 @@ pub struct RunArgs {
     /// Decisions kept for the page `/decisions` [default: 256]
     #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "Logs, traces and recordings")]
     pub decisions_kept: Option<usize>,
-    /// Record requests and decisions to this file, without text, for `attache replay --from-record`
+    /// Record requests and decisions to this file, without text, for `attache replay --from-record`; a file that is no
+    /// recording is not replaced
     #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "Logs, traces and recordings")]
     pub record: Option<PathBuf>,
     /// Largest size of the recording, bytes; it stops there

@@ -98,10 +98,33 @@ pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagno
     };
     let settings = file.map(|file| validate::settings(file, sources, &mut sink));
     let mut diagnostics = sink.diagnostics;
+    let is_valid = !diagnostics.iter().any(Diagnostic::is_error);
     diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |s| (s.line, s.column)));
+    shorten(&mut diagnostics);
     match settings {
-        Some(settings) if !diagnostics.iter().any(Diagnostic::is_error) => Ok((settings, diagnostics)),
+        Some(settings) if is_valid => Ok((settings, diagnostics)),
         _ => Err(diagnostics),
+    }
+}
+
+/// Most mistakes that are listed: nobody reads more, and a generated file may have one in each line.
+const MAX_DIAGNOSTICS: usize = 1_000;
+
+/// Drops mistakes beyond [`MAX_DIAGNOSTICS`], the warnings first, and says so in the last one.
+fn shorten(diagnostics: &mut Vec<Diagnostic>) {
+    let excess = diagnostics.len().saturating_sub(MAX_DIAGNOSTICS);
+    if excess == 0 {
+        return;
+    }
+    let mut warnings = excess;
+    diagnostics.retain(|diagnostic| {
+        let drops = warnings > 0 && !diagnostic.is_error();
+        warnings -= usize::from(drops);
+        !drops
+    });
+    diagnostics.truncate(MAX_DIAGNOSTICS);
+    if let Some(last) = diagnostics.last_mut() {
+        last.help = Some(format!("{excess} further mistakes are not listed"));
     }
 }
 

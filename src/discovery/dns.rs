@@ -26,6 +26,8 @@ pub(crate) const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Shortest refresh interval, whatever is configured.
 pub(crate) const MIN_REFRESH: Duration = Duration::from_millis(100);
+/// Addresses of one name that are used, as many as a pool has pods at most. A name server may answer any number.
+pub(crate) const MAX_ADDRESSES: usize = 4_096;
 /// Relative spread of delays to both sides, so that replicas don't query at the same time.
 const JITTER: f64 = 0.1;
 
@@ -50,6 +52,7 @@ impl Resolver for SystemResolver {
 pub struct DnsStats {
     lookups: AtomicU64,
     failures: AtomicU64,
+    left_out: AtomicU64,
 }
 
 impl DnsStats {
@@ -63,6 +66,12 @@ impl DnsStats {
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Relaxed)
+    }
+
+    /// Number of addresses beyond [`MAX_ADDRESSES`] in all answers.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out.load(Relaxed)
     }
 }
 
@@ -80,6 +89,7 @@ pub async fn run(
     let mut rng = rng::for_request(seed, u64::from(source.0));
     let mut known: Option<Vec<SocketAddr>> = None;
     let mut failures = 0u32;
+    let mut was_cut = false;
     loop {
         let answer = tokio::select! {
             () = shutdown.cancelled() => return,
@@ -87,7 +97,16 @@ pub async fn run(
         };
         stats.lookups.fetch_add(1, Relaxed);
         let delay = match answer {
-            Ok(addresses) => {
+            Ok((addresses, left_out)) => {
+                stats.left_out.fetch_add(left_out as u64, Relaxed);
+                if left_out > 0 && !was_cut {
+                    tracing::warn!(
+                        host = name.host,
+                        left_out,
+                        "DNS name has more than {MAX_ADDRESSES} addresses; only the first in their order serve"
+                    );
+                }
+                was_cut = left_out > 0;
                 if failures > 0 {
                     tracing::info!(host = name.host, "DNS name resolves again");
                 }
@@ -133,8 +152,8 @@ fn backoff(failures: u32, refresh: Duration) -> Duration {
 }
 
 /// Looks the name up once. Addresses are sorted and unique; IPv4 addresses that the resolver
-/// maps into IPv6 become IPv4.
-async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<Vec<SocketAddr>> {
+/// maps into IPv6 become IPv4. Also returns the number of addresses beyond [`MAX_ADDRESSES`].
+async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<(Vec<SocketAddr>, usize)> {
     let answer = tokio::time::timeout(LOOKUP_TIMEOUT, resolver.resolve(&name.host, name.port)).await;
     let mut addresses = answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
     for address in &mut addresses {
@@ -145,7 +164,9 @@ async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<Vec<So
     if addresses.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the answer holds no address"));
     }
-    Ok(addresses)
+    let left_out = addresses.len().saturating_sub(MAX_ADDRESSES);
+    addresses.truncate(MAX_ADDRESSES);
+    Ok((addresses, left_out))
 }
 
 fn spec(name: &DnsSource, address: SocketAddr) -> EndpointSpec {

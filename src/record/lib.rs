@@ -4,6 +4,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`line`] | the format |
+//! | `file` | creation of the file, which never replaces another file |
 //! | [`tape`] | the file: one order of all changes, a writer thread, failures that never affect requests |
 //! | [`booked`] | a request's booking, which records its changes |
 //! | [`headers`] | the headers that a decision reads |
@@ -20,6 +21,7 @@
 //! Read first: `line.rs`, `tape.rs`, `booked.rs`.
 
 pub mod booked;
+mod file;
 pub mod headers;
 pub mod kv;
 pub mod line;

@@ -6,6 +6,7 @@
 //! disk is full, or the disk is too slow), the recording ends with one log line and the gauge
 //! `attache_recording`; requests are still served.
 
+use super::file;
 use super::kv::KvChange;
 use super::line::{FORMAT, Header, Line};
 use attache_pool::PoolEvent;
@@ -35,7 +36,7 @@ const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Path and size limit of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordSettings {
-    /// Path of the file; an existing one is replaced.
+    /// Path of the file; an existing recording is replaced.
     pub path: PathBuf,
     /// Size in bytes at which the recording ends.
     pub max_bytes: u64,
@@ -88,12 +89,12 @@ impl Recorder {
     /// Starts a recording with this seed and these settings.
     ///
     /// # Errors
-    /// When the file cannot be created.
+    /// When the file cannot be created, or another file than a recording is there.
     pub fn start(settings: RecordSettings, seed: u64, config: Value) -> std::io::Result<Arc<Self>> {
         let named = |e: std::io::Error| {
             std::io::Error::new(e.kind(), format!("can't record to `{}`: {e}", settings.path.display()))
         };
-        let file = File::create(&settings.path).map_err(named)?;
+        let file = file::create(&settings.path).map_err(named)?;
         let shared = Arc::new(TapeState {
             tape: Mutex::default(),
             wake: Condvar::new(),

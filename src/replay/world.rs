@@ -54,6 +54,9 @@ use std::time::Duration;
 /// 1 s of virtual time between two samples of the servers' load.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
+/// 7 days: longest virtual time without a request. Scrapes and samples go on meanwhile, so a year takes hours.
+const MAX_IDLE: Duration = Duration::from_secs(7 * 86_400);
+
 /// Totals of a run, beside what its observer received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOutcome {
@@ -96,6 +99,8 @@ pub struct World<'w> {
     coming: Option<Request>,
     /// Number of follow-up requests that have not arrived yet.
     follow_ups: usize,
+    /// A request that comes too late to be simulated.
+    too_late: Option<TraceError>,
     /// Requests in the queues of flow control.
     waiting: AHashMap<u64, Waiting>,
     /// Time of the next check of the queues for which an event is scheduled.
@@ -104,6 +109,21 @@ pub struct World<'w> {
     outcome: RunOutcome,
     scratch: Vec<EngineEvent>,
     samples: Vec<Sample>,
+}
+
+/// The error about a request that comes more than [`MAX_IDLE`] after the one before it, which came at `before`.
+fn too_late(request: &Request, before: Timestamp) -> Option<TraceError> {
+    let gap = request.at.since(before);
+    let days = |time: Duration| time.as_secs_f64() / 86_400.0;
+    (gap > MAX_IDLE).then(|| {
+        TraceError::Format(format!(
+            "request {} comes {:.1} days after the one before it, at most {} are simulated; split the trace, replay it \
+             faster or set a time limit",
+            request.number,
+            days(gap),
+            days(MAX_IDLE)
+        ))
+    })
 }
 
 impl<'w> World<'w> {
@@ -135,6 +155,7 @@ impl<'w> World<'w> {
             observer,
             coming: None,
             follow_ups: 0,
+            too_late: None,
             waiting: AHashMap::new(),
             check: None,
             seed,
@@ -158,9 +179,9 @@ impl<'w> World<'w> {
     /// Plays the workload to its end, until the last response has ended.
     ///
     /// # Errors
-    /// When a row of the workload can't be read.
+    /// When a row of the workload can't be read, or a request comes more than [`MAX_IDLE`] after the one before.
     pub fn run(&mut self) -> Result<RunOutcome, TraceError> {
-        self.coming = self.workload.next()?;
+        self.pull(Timestamp(0))?;
         while self.step()? {}
         Ok(self.outcome)
     }
@@ -172,13 +193,20 @@ impl<'w> World<'w> {
         }
         let next = self.queue.next_at();
         if let Some(request) = self.coming.take_if(|request| next.is_none_or(|at| at > request.at)) {
+            let at = request.at;
             self.arrive(request);
-            self.coming = self.workload.next()?;
+            self.pull(at)?;
             return Ok(true);
         }
         let Some((at, due)) = self.queue.pop() else { return Ok(false) };
         self.happen(at, due);
-        Ok(true)
+        self.too_late.take().map_or(Ok(true), Err)
+    }
+
+    /// Reads the next request of the open loop; the one before it came at `before`.
+    fn pull(&mut self, before: Timestamp) -> Result<(), TraceError> {
+        self.coming = self.workload.next()?;
+        self.coming.as_ref().and_then(|request| too_late(request, before)).map_or(Ok(()), Err)
     }
 
     /// The last snapshot that the first picker received.
@@ -351,6 +379,7 @@ impl<'w> World<'w> {
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);
         if let Some(next) = self.workload.ended(served.number, at) {
+            self.too_late = self.too_late.take().or_else(|| too_late(&next, at));
             self.follow_ups += 1;
             self.queue.push(next.at.max(at), SimEvent::Arrival(Box::new(next)));
         }

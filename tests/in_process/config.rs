@@ -284,6 +284,23 @@ pools:
     assert_eq!((pool.max_destinations, pool.health.consecutive_failures), (2, 9));
 }
 
+/// Each pool would conflict with each other one: half a million mistakes.
+#[test]
+fn many_pools_without_conditions_are_one_mistake_each_and_a_bounded_list() {
+    let pools = |count: usize, more: &str| {
+        let pool = |i: usize| format!("- {{name: p{i}, endpoints: ['127.0.0.1:8000'], {more}}}\n");
+        format!("apiVersion: attache.dev/v1\nkind: Attache\npools:\n{}", (0..count).map(pool).collect::<String>())
+    };
+    let mistakes = |text: &str| load_text(text).unwrap_err();
+    let of = |mistakes: &[Diagnostic], code| mistakes.iter().filter(|d| d.code.as_str() == code).count();
+    assert_eq!(of(&mistakes(&pools(900, "")), "E204"), 899);
+    let cut = mistakes(&pools(1_200, "match: {models: [m]}"));
+    assert_eq!(cut.len(), 1_000);
+    assert!(cut.last().unwrap().help.as_deref().unwrap_or_default().contains("199 further mistakes are not listed"));
+    // Errors are listed first, so that no file with many warnings counts as valid.
+    assert!(cut.iter().all(Diagnostic::is_error));
+}
+
 #[test]
 fn default_queue_bytes_leave_memory_for_other_bodies() {
     let head = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {maxBufferedBytes: 64MiB}\npools:\n";

@@ -21,7 +21,7 @@ fn conditions(pool: &schema::Pool) -> Conditions<'_> {
     (header, [lower(&m.authority), lower(&m.service)], models)
 }
 
-/// Reports pools that match the same requests.
+/// Reports pools that match the same requests: each with the first one before it.
 pub(super) fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
     let place = |pool: &schema::Pool| pool.matches.as_ref().map_or(pool.name.span, |m| m.span);
     let all: Vec<_> = pools.iter().map(|p| conditions(&p.value)).collect();
@@ -50,6 +50,7 @@ pub(super) fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
                     .related(place(&other.value), "the other pool")
                     .help("tell them apart by `match.models`, `match.header`, `match.authority` or `match.service`"),
             );
+            break;
         }
     }
 }

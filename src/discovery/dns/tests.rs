@@ -111,3 +111,28 @@ async fn system_resolver_resolves_addresses_and_localhost() {
     let local = SystemResolver.resolve("localhost", 80).await.unwrap();
     assert!(local.iter().all(|a| a.ip().is_loopback()) && !local.is_empty());
 }
+
+/// Answers with as many addresses as it is told, in no order.
+struct Endless(u32);
+
+impl Resolver for Endless {
+    async fn resolve(&self, _: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        Ok((0..self.0).rev().map(|i| SocketAddr::new(std::net::Ipv4Addr::from(0x0a00_0000 + i).into(), port)).collect())
+    }
+}
+
+#[tokio::test]
+async fn answer_with_too_many_addresses_is_cut_and_counted() {
+    for (addresses, used, left_out) in [(4_096, 4_096, 0), (10_000, 4_096, 5_904)] {
+        let (found, rest) = lookup(&Endless(addresses), &name()).await.unwrap();
+        assert_eq!((found.len(), rest), (used, left_out));
+        assert_eq!(found[0].to_string(), "10.0.0.0:8000");
+    }
+    let (send, mut events) = mpsc::channel(16);
+    let (stats, shutdown) = (Arc::<DnsStats>::default(), CancellationToken::new());
+    let task = tokio::spawn(run(Endless(5_000), SourceId(4), name(), send, stats.clone(), 1, shutdown.clone()));
+    let Some(PoolEvent::Endpoints { endpoints, .. }) = events.recv().await else { panic!("no endpoints") };
+    assert_eq!((endpoints.len(), stats.left_out() % 904), (4_096, 0));
+    shutdown.cancel();
+    task.await.unwrap();
+}

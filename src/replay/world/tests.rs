@@ -262,3 +262,20 @@ fn bus_that_loses_messages_is_repaired_before_the_responses_end() {
     pass(world, ended.after(Duration::from_secs(2)));
     assert!((0..4).all(|i| endpoint(world, i).ledger.in_flight() == 0));
 }
+
+/// Scrapes and samples would go on for a hundred years between two rows.
+#[test]
+fn requests_far_apart_are_an_error_that_names_the_gap() {
+    let row = |at: u64| format!(r#"{{"at":{at},"parts":[["user","a",8]],"answer":["aa",1]}}"#);
+    let day = 86_400;
+    for (at, wanted) in [(36_525 * day, Some("36525.0 days")), (8 * day, Some("8.0 days")), (1, None)] {
+        let (first, second) = (row(0), row(at));
+        let mut workload = rows(&[&first, &second]);
+        let mut ended = Ended::default();
+        let outcome = Fleet::default().world(&mut *workload, &mut ended).run();
+        match wanted {
+            Some(gap) => assert!(outcome.unwrap_err().to_string().contains(gap)),
+            None => assert_eq!(outcome.unwrap().requests, 2),
+        }
+    }
+}

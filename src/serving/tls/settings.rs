@@ -29,6 +29,13 @@ enum Pattern {
     UriBelow(String),
 }
 
+/// Whether the path is one or more segments of which none is empty, `.` or `..`, without escapes, query and fragment, as
+/// SPIFFE requires. Others could leave the path of a pattern: `gateways/../default`.
+fn is_plain_path(path: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@+=,".contains(&byte);
+    path.split('/').all(|segment| !matches!(segment, "" | "." | "..") && segment.bytes().all(plain))
+}
+
 impl ClientName {
     /// Parses `gateway.example.com`, `*.example.com`, `spiffe://example.com/gateway` or
     /// `spiffe://example.com/ns/gateways/*`.
@@ -47,6 +54,10 @@ impl ClientName {
                 }
                 if text.contains(|c: char| !c.is_ascii_graphic()) {
                     return Err("a URI has printable ASCII characters only");
+                }
+                let path = rest.split_once('/').map_or("", |(_, path)| path);
+                if below && path != "*" && !path.strip_suffix("/*").is_some_and(is_plain_path) {
+                    return Err("a URI with `*` has a path of plain segments: none is empty, `.`, `..` or has `%`");
                 }
                 if below { Pattern::UriBelow(fixed.to_owned()) } else { Pattern::Uri(text.to_owned()) }
             }
@@ -84,7 +95,7 @@ impl ClientName {
     pub(crate) fn matches_uri(&self, uri: &str) -> bool {
         match &self.0 {
             Pattern::Uri(wanted) => wanted == uri,
-            Pattern::UriBelow(wanted) => uri.strip_prefix(wanted.as_str()).is_some_and(|rest| !rest.is_empty()),
+            Pattern::UriBelow(wanted) => uri.strip_prefix(wanted.as_str()).is_some_and(is_plain_path),
             Pattern::Dns(_) | Pattern::DnsBelow(_) => false,
         }
     }
@@ -125,8 +136,23 @@ mod tests {
             (
                 "spiffe://td/ns/gw/*",
                 &["spiffe://td/ns/gw/sa/a"],
-                &["spiffe://td/ns/gw/", "spiffe://td/ns/gw", "spiffe://td/ns/gw2/sa/a", "spiffe://other/ns/gw/a"],
+                &[
+                    "spiffe://td/ns/gw/",
+                    "spiffe://td/ns/gw",
+                    "spiffe://td/ns/gw2/sa/a",
+                    "spiffe://other/ns/gw/a",
+                    "spiffe://td/ns/gw/../default/sa/x",
+                    "spiffe://td/ns/gw/./sa/x",
+                    "spiffe://td/ns/gw//sa",
+                    "spiffe://td/ns/gw/sa/",
+                    "spiffe://td/ns/gw/%2e%2e/default/sa/x",
+                    "spiffe://td/ns/gw/..%2fdefault",
+                    "spiffe://td/ns/gw/a?b",
+                    "spiffe://td/ns/gw/a#b",
+                    r"spiffe://td/ns/gw/..\default",
+                ],
             ),
+            ("spiffe://td/*", &["spiffe://td/a", "spiffe://td/a..b/c"], &["spiffe://td/", "spiffe://td/../x"]),
         ];
         for (pattern, good, bad) in cases {
             let name = ClientName::parse(pattern).unwrap();
@@ -161,6 +187,9 @@ mod tests {
             "spiffe://td/gw*",
             "spiffe://*/a",
             "spiffe://td/é",
+            "spiffe://td/a/../b/*",
+            "spiffe://td//*",
+            "spiffe://td/%61/*",
         ] {
             assert!(ClientName::parse(wrong).is_err(), "{wrong:?}");
         }
