@@ -281,6 +281,9 @@ impl InFlight {
         self.health.lose_prefill_probe();
         self.bookings.end_prefill(complete, &usage, now);
         self.reports.used(usage);
+        if complete && (200..300).contains(&self.status) {
+            self.charges.answered(&self.bookings.model);
+        }
         self.charges.settle(&usage, self.scanner.tokens(), self.status, end);
         let served = self.bookings.end_admission(complete, &usage, now);
         if let Some((replica, served)) = picker.replica.as_ref().zip(served) {

@@ -11,6 +11,7 @@ use super::decide::RequestView;
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::{NameEvent, Observer};
+use ahash::AHashSet;
 use attache_protocol::Api;
 use attache_quota::{
     Book, Bound, Change, Claim, Had, Limits, Place, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall,
@@ -18,6 +19,7 @@ use attache_quota::{
 use attache_scheduling::RequestFacts;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -95,7 +97,16 @@ pub struct Quotas {
     shared: Option<Arc<dyn SharedQuotas>>,
     observer: Arc<dyn Observer>,
     wall: WallClock,
+    /// Models that a server has answered for, where a shared store counts those of models.
+    served: Mutex<AHashSet<Arc<str>>>,
 }
+
+/// Most models that count by their names in a shared store, beside those that the limits name: more than any cluster
+/// serves.
+const MAX_SERVED_MODELS: usize = 4_096;
+/// Counts the requests for all models that no server has answered for. Clients invent names of models, and a name takes
+/// some hundred bytes of a shared store for two days.
+const UNSERVED_MODELS: &str = "(unserved models)";
 
 /// The wall clock, which determines the windows of limits. Permits read it when they end, also on drop.
 struct WallClock(Box<dyn Fn() -> SystemTime + Send + Sync>);
@@ -116,7 +127,8 @@ impl Quotas {
         observer: Arc<dyn Observer>,
         wall: impl Fn() -> SystemTime + Send + Sync + 'static,
     ) -> Self {
-        Self { subject, settings, store, shared: None, observer, wall: WallClock(Box::new(wall)) }
+        let wall = WallClock(Box::new(wall));
+        Self { subject, settings, store, shared: None, observer, wall, served: Mutex::default() }
     }
 
     /// Adds a store outside of the process, which [`Store::Shared`] and records of tenants need.
@@ -174,7 +186,8 @@ impl Quotas {
         }
         let name: Arc<str> = match (self.subject, q.head.tenant()) {
             (Subject::Model, _) if facts.model.is_empty() => return Ok(None),
-            (Subject::Model, _) => facts.model.into(),
+            (Subject::Model, _) if self.counts_by_name(facts.model) => facts.model.into(),
+            (Subject::Model, _) => UNSERVED_MODELS.into(),
             (Subject::Tenant, Tenant::Named(name)) => name.clone(),
             (Subject::Tenant, Tenant::Missing | Tenant::Unconfigured) => "".into(),
         };
@@ -193,6 +206,23 @@ impl Quotas {
             return Err(RequestError::new(Reason::UnknownPath, message));
         }
         Ok(Some(claim))
+    }
+
+    /// Whether the requests of this model count by its name, and not with those of all unserved models.
+    fn counts_by_name(&self, model: &str) -> bool {
+        matches!(self.store, Store::Memory(_))
+            || self.settings.overrides.contains_key(model)
+            || self.served.lock().contains(model)
+    }
+
+    /// Records that a server has answered for this model. In memory, [`Book`] bounds the number of names.
+    pub(super) fn record_served(&self, model: &Arc<str>) {
+        if self.subject == Subject::Model && !model.is_empty() && !self.counts_by_name(model) {
+            let mut served = self.served.lock();
+            if served.len() < MAX_SERVED_MODELS {
+                served.insert(model.clone());
+            }
+        }
     }
 
     /// Whether tokens are limited, or may be limited by a record of the tenant.
@@ -279,6 +309,11 @@ impl Permit {
         let used = self.taken.used;
         let usage = [("x-update-rpm", used.requests), ("x-update-tpm", used.tokens)].into_iter();
         usage.filter(|_| self.quotas.subject == Subject::Tenant).map(|(name, count)| (name, count.to_string()))
+    }
+
+    /// Records that a server has answered the request, which was for this model.
+    pub(crate) fn answered(&self, model: &Arc<str>) {
+        self.quotas.record_served(model);
     }
 
     /// The request has ended: records its actual usage.
@@ -400,5 +435,48 @@ impl State {
             State::Granted(permit) => permit,
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Unobserved;
+    use attache_quota::CountIn;
+
+    fn quotas(store: Store) -> Quotas {
+        let limits = Limits { requests_per_day: Some(10), ..Limits::default() };
+        let settings = TenantSettings {
+            default: limits,
+            overrides: [("named".to_owned(), limits)].into(),
+            answer_tokens: 1,
+            unknown_paths: UnknownPaths::Estimate,
+            unknown_path_tokens: 0,
+            store: CountIn::Redis,
+            user_records: None,
+        };
+        Quotas::new(Subject::Model, settings, store, Arc::new(Unobserved), SystemTime::now)
+    }
+
+    #[test]
+    fn invented_model_names_share_one_count_in_a_shared_store() {
+        let quotas = quotas(Store::Shared);
+        assert!(quotas.counts_by_name("named") && !quotas.counts_by_name("m"));
+        quotas.record_served(&"m".into());
+        assert!(quotas.counts_by_name("m") && !quotas.counts_by_name("invented-1"));
+        // A server that answers for every name can't make the set grow without end.
+        for number in 0..2 * MAX_SERVED_MODELS {
+            quotas.record_served(&format!("served-{number}").into());
+        }
+        assert_eq!(quotas.served.lock().len(), MAX_SERVED_MODELS);
+        assert!(quotas.counts_by_name("m"));
+    }
+
+    #[test]
+    fn model_names_in_memory_are_counted_alone() {
+        let quotas = quotas(Store::Memory(Arc::new(Book::new(16))));
+        assert!(quotas.counts_by_name("any"));
+        quotas.record_served(&"any".into());
+        assert!(quotas.served.lock().is_empty(), "the book has a bound of its own");
     }
 }

@@ -16,6 +16,12 @@ pub(crate) const DEFAULT_VIDEO_TOKENS: u64 = 4_000;
 /// Estimated tokens of a document, 2,000: some pages of text.
 pub(crate) const DEFAULT_DOCUMENT_TOKENS: u64 = 2_000;
 
+/// Tokens of a part of a prompt that can't be read: as many as picker and quotas count for a whole prompt of that kind.
+pub(crate) const DEFAULT_OPAQUE_TOKENS: u64 = 1_024;
+/// Characters of base64 for one token of embeddings, at least: 512 dimensions of two bytes. Models that generate text
+/// have more dimensions, so the true number of tokens is lower; usage that servers report corrects it.
+pub(crate) const DEFAULT_BASE64_PER_EMBEDDING: u64 = 1_365;
+
 /// Body bytes for each stored piece of a prompt. A piece takes up to 80 bytes, including its data for the lookup.
 pub(crate) const DEFAULT_BYTES_PER_PIECE: usize = 48;
 /// Number of pieces that any request may have, for short requests of many small parts.
@@ -195,6 +201,25 @@ impl<'a> Builder<'a> {
     pub(super) fn media(&mut self, kind: MediaKind, reference: impl FnOnce() -> Cow<'a, str>) {
         self.prompt.media_tokens = self.prompt.media_tokens.saturating_add(kind.estimated_tokens());
         self.piece(|| Piece::Media { kind, reference: reference() });
+    }
+
+    /// Adds a part that can't be read, of so many tokens.
+    pub(super) fn opaque(&mut self, tokens: u64) {
+        self.prompt.media_tokens = self.prompt.media_tokens.saturating_add(tokens);
+    }
+
+    /// Adds a prompt of embeddings, which gets a response of its own: `base64` characters of a tensor. A tensor that
+    /// repeats its values can be long in few bytes, so each counts as [`DEFAULT_OPAQUE_TOKENS`] at least.
+    pub(super) fn embedded_prompt(&mut self, base64: usize) {
+        self.opaque((base64 as u64).div_ceil(DEFAULT_BASE64_PER_EMBEDDING).max(DEFAULT_OPAQUE_TOKENS));
+        self.prompt.count = self.prompt.count.saturating_add(1);
+    }
+
+    /// Adds embeddings of media: `json` has the base64 characters of `count` tensors.
+    pub(super) fn embedded_media(&mut self, kind: MediaKind, count: u64, json: &'a str) {
+        let usual = kind.estimated_tokens().saturating_mul(count);
+        self.opaque((json.len() as u64).div_ceil(DEFAULT_BASE64_PER_EMBEDDING).max(usual));
+        self.piece(|| Piece::Media { kind, reference: Cow::Borrowed(json) });
     }
 
     /// Begins a message. Its role may come later in the body: pass the returned index to [`Builder::role`].

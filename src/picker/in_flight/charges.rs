@@ -4,6 +4,7 @@ use crate::event::End;
 use crate::quotas::{Permit, Permits};
 use attache_protocol::Usage;
 use attache_quota::Had;
+use std::sync::Arc;
 
 /// The reservations of one request in quotas, until its usage is known. Dropping them charges nothing.
 #[derive(Debug)]
@@ -13,6 +14,11 @@ impl Charges {
     /// Response headers that show the tenant's usage.
     pub(super) fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.0.iter().flat_map(Permit::headers)
+    }
+
+    /// A server has answered the request, which was for this model.
+    pub(super) fn answered(&self, model: &Arc<str>) {
+        self.0.iter().for_each(|permit| permit.answered(model));
     }
 
     /// The request has ended: charges its usage. About `output` tokens of the response have arrived.

@@ -1,10 +1,11 @@
 //! The members of each API's body, and the meaning of absent ones.
 
+use super::embeddings::{EmbeddedTokens, MediaList, PromptEmbeddings};
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
 use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
-use crate::prompt::Builder;
+use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind};
 use crate::text::Text;
 use crate::{Api, Model, Request};
 use attache_types::error::{Reason, RequestError};
@@ -204,10 +205,27 @@ impl<'l, 'de> RequestBody<'l, 'de> {
                 self.right.add(side);
                 Ok(())
             }
-            // `prompt_embeds`, SGLang's media, and Cohere's `inputs` of mixed content.
+            _ => self.opaque(walk, name),
+        }
+    }
+
+    /// Reads a part of the prompt that is only counted: embeddings, SGLang's media, and Cohere's `inputs` of mixed
+    /// content.
+    fn opaque(&mut self, walk: &mut Walk<'_, 'de>, field: &'static str) -> Walked<()> {
+        if walk.is_null() {
+            return walk.raw(field).map(drop);
+        }
+        self.request.opaque_prompt = true;
+        let out = &mut self.prompt;
+        match field {
+            "prompt_embeds" => walk.value(PromptEmbeddings { out, field }),
+            "input_embeds" => walk.value(EmbeddedTokens { out, field }).map(drop),
+            "image_data" => walk.value(MediaList { out, kind: MediaKind::Image }),
+            "video_data" => walk.value(MediaList { out, kind: MediaKind::Video }),
+            "audio_data" => walk.value(MediaList { out, kind: MediaKind::Audio }),
             _ => {
-                self.request.opaque_prompt |= walk.raw(name)? != "null";
-                Ok(())
+                out.opaque(DEFAULT_OPAQUE_TOKENS);
+                walk.raw(field).map(drop)
             }
         }
     }

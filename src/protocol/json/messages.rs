@@ -36,6 +36,8 @@ const NODE: &[&str] = &[
     "input_audio",
     "audio_url",
     "audio_embeds",
+    "video_embeds",
+    "prompt_embeds",
     "video_url",
     "file",
     "file_id",
@@ -202,6 +204,14 @@ impl<'de> ValueShape<'de> for MessageNode<'_, 'de> {
                         out.piece(|| Piece::ToolCall(raw));
                     }
                 }
+                "image_embeds" | "audio_embeds" | "video_embeds" | "prompt_embeds" => {
+                    let (raw, kind) = (walk.raw(name)?, media_kind(name, document));
+                    if raw != "null" {
+                        // A list has base64 strings only, which need no escapes.
+                        let listed = raw.starts_with('[').then(|| raw.bytes().filter(|byte| *byte == b'"').count() / 2);
+                        out.embedded_media(kind, listed.map_or(1, |count| count as u64), raw);
+                    }
+                }
                 _ => {
                     let kind = media_kind(name, document);
                     if let Some(reference) = walk.value(Media)? {
@@ -217,7 +227,7 @@ impl<'de> ValueShape<'de> for MessageNode<'_, 'de> {
 fn media_kind(field: &str, document: bool) -> MediaKind {
     match field {
         "input_audio" | "audio_url" | "audio_embeds" => MediaKind::Audio,
-        "video_url" => MediaKind::Video,
+        "video_url" | "video_embeds" => MediaKind::Video,
         "file" | "file_id" | "file_data" | "file_url" => MediaKind::Document,
         _ if document => MediaKind::Document,
         _ => MediaKind::Image,

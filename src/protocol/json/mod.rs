@@ -3,6 +3,7 @@
 //! [`reader`] has JSON's tokens, [`walk`] the limits, [`fields`] the members of each API, [`prompts`] and [`messages`]
 //! the forms of prompts, [`scalars`] single values.
 
+mod embeddings;
 mod fields;
 mod messages;
 mod prompts;

@@ -152,6 +152,11 @@ impl<'l, 'de> Walk<'l, 'de> {
         Ok((out, start..self.reader.place()))
     }
 
+    /// Whether the next value is `null`, as far as its first byte says.
+    pub(super) fn is_null(&mut self) -> bool {
+        self.reader.peek() == Some(b'n')
+    }
+
     /// Returns the next value as the client wrote it, after checking the limits.
     pub(super) fn raw(&mut self, field: &'static str) -> Walked<&'de str> {
         self.reader.peek();

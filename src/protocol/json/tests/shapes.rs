@@ -401,3 +401,48 @@ fn recorded_requests_are_accepted() {
     }
     assert!(read >= 25, "only {read} captures were read");
 }
+
+#[test]
+fn embeddings_are_charged_by_their_bytes_and_count_as_prompts() {
+    let tensor = "A".repeat(1_365 * 3_000);
+    let cases = [
+        (Api::Completions, r#"{"model":"m","prompt_embeds":"AAAA"}"#.to_owned(), 1, 1_024),
+        (Api::Completions, format!(r#"{{"model":"m","prompt_embeds":"{tensor}"}}"#), 1, 3_000),
+        (Api::Completions, format!(r#"{{"model":"m","prompt_embeds":["{tensor}","AAAA"]}}"#), 2, 4_024),
+        (Api::Completions, r#"{"model":"m","prompt":"abcd","prompt_embeds":["A","B"]}"#.to_owned(), 3, 2_049),
+        (Api::Completions, r#"{"model":"m","prompt":["a","b"],"prompt_embeds":null}"#.to_owned(), 2, 1),
+        (Api::SglangGenerate, r#"{"input_embeds":[[0.5,1],[2,3],[4,5]]}"#.to_owned(), 1, 3),
+        (Api::SglangGenerate, r#"{"input_embeds":[[[0.5],[2]], [[1],[2],[3]]]}"#.to_owned(), 2, 5),
+        (Api::SglangGenerate, r#"{"text":"abcd","image_data":["x",{"url":"y"},["z"]]}"#.to_owned(), 1, 3_001),
+        (Api::SglangGenerate, r#"{"text":"abcd","video_data":"x","audio_data":["y"]}"#.to_owned(), 1, 4_751),
+    ];
+    for (api, body, prompts, tokens) in cases {
+        let request = ok(api, &body);
+        let shown = &body[..body.len().min(80)];
+        assert_eq!((request.prompt.count, request.prompt.estimated_tokens().0), (prompts, tokens), "{shown}");
+        assert_eq!(request.answers(), prompts, "{shown}");
+    }
+    let fifty = format!(r#"{{"model":"m","prompt_embeds":[{}],"max_tokens":100}}"#, ["\"AAAA\""; 50].join(","));
+    assert_eq!((ok(Api::Completions, &fifty).answers(), ok(Api::Completions, &fifty).opaque_prompt), (50, true));
+}
+
+#[test]
+fn embeddings_in_messages_are_charged_by_their_bytes() {
+    let tensor = "A".repeat(1_365 * 3_000);
+    for (part, tokens) in [
+        (r#"{"type":"image_embeds","image_embeds":"AAAA"}"#.to_owned(), 1_000),
+        (r#"{"type":"image_embeds","image_embeds":["AAAA","BBBB"]}"#.to_owned(), 2_000),
+        (r#"{"type":"audio_embeds","audio_embeds":"AAAA"}"#.to_owned(), 750),
+        (
+            format!(r#"{{"type":"image_embeds","image_embeds":{{"image_embeds":"{tensor}","image_grid_thw":"A"}}}}"#),
+            3_001,
+        ),
+        (format!(r#"{{"type":"prompt_embeds","prompt_embeds":"{tensor}"}}"#), 3_001),
+        (r#"{"type":"image_embeds","image_embeds":null}"#.to_owned(), 0),
+    ] {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#);
+        let request = ok(Api::ChatCompletions, &body);
+        assert_eq!(request.prompt.media_tokens, tokens, "{}", &part[..part.len().min(80)]);
+        assert_eq!(request.prompt.has_media(), tokens > 0);
+    }
+}
