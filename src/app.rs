@@ -13,7 +13,7 @@ mod traces;
 
 use crate::admin::guard::Guard;
 use crate::admin::pools::{PoolCollector, PoolView, PoolViews};
-use crate::admin::{self, AdminState, Refusals};
+use crate::admin::{self, AdminState, MetricsPage, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
@@ -23,7 +23,7 @@ use crate::error::{Reason, RequestError};
 use crate::ext_proc::server::Shards;
 use crate::ext_proc::service::Service;
 use crate::ext_proc::{Processor, warmer};
-use crate::health::{self, Health, Latch, Readiness};
+use crate::health::{Health, Latch, Readiness};
 use crate::picker::event::Outcome;
 use crate::picker::explain::{self, ExplainQuery};
 use crate::picker::{ActiveConfig, Picker, PoolRuntime};
@@ -46,7 +46,7 @@ use arc_swap::ArcSwap;
 use attache_feeds::found::{FoundPools, PoolReader};
 use attache_feeds::{Feeds, Leased};
 use certificates::Certificates;
-use ports::Ports;
+use ports::{Ports, Served};
 use prometheus_client::registry::Registry;
 use recording::{recorder, unrecordable};
 use redis::Redis;
@@ -54,6 +54,7 @@ use routing::Prepared;
 use std::path::PathBuf;
 use std::sync::Arc;
 use sync::Sync;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use traces::Traces;
@@ -83,7 +84,7 @@ pub fn run(
 ) -> anyhow::Result<()> {
     // reqwest uses the process-wide provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // Feeds and admin share one thread, apart from those that serve requests.
+    // Feeds have this thread; requests, ports and pages have others.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(serve(settings, reload, read_pool, record, logs));
     runtime.shutdown_background();
@@ -128,7 +129,7 @@ impl Instruments {
         let mut registry = Registry::with_prefix("attache");
         let metrics = Metrics::register(&mut registry);
         let refusals = Refusals::register(&mut registry);
-        let listeners = Listeners::of(descriptor_limit());
+        let listeners = Listeners::of(descriptor_limit(), settings.limits.max_streams as usize);
         registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
         metrics.by_name.bound(&settings.telemetry.labels);
         metrics.pressure.bound(&settings.telemetry.labels.models);
@@ -298,15 +299,17 @@ async fn serve(
     let service = Service::new(app.processor.clone(), clock);
     let on_grpc_port = server.health_checking.then(|| health.clone());
     let handshaker = app.certificates.as_ref().map(Certificates::handshaker);
-    let shards = Arc::new(Shards::start(server.workers, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
+    let max_streams = app.settings.limits.max_streams_per_connection;
+    let shards =
+        Arc::new(Shards::start(server.workers, max_streams, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
     ports.tell(&server, seed, handshaker.is_some())?;
-    let until = stop.clone().cancelled_owned();
-    tokio::spawn(health::serve(ports.health, listeners.health.clone(), health, readiness, until));
     app.show();
-    let state = pages(registry, &app, guard, refusals, logs, clock);
-    tokio::spawn(admin::serve(ports.admin, listeners.admin.clone(), state, stop.clone().cancelled_owned()));
-    let (accepting_shards, until) = (shards.clone(), accepting.clone());
-    tokio::spawn(async move { accepting_shards.accept(ports.grpc, listeners.ext_proc, until).await });
+    let rendering = ports::pages_thread(stop.clone())?;
+    let pages = pages(registry, rendering, &app, guard, refusals, logs, clock);
+    let (accepts, accepted_until, until) = (shards.clone(), accepting.clone(), stop.clone());
+    let served =
+        Served { shards: accepts, listeners, health, readiness, pages, accepting: accepted_until, stop: until };
+    ports.serve(served)?;
     listening.release();
 
     tokio::select! {
@@ -320,6 +323,7 @@ async fn serve(
 /// The content of the admin pages.
 fn pages(
     registry: Registry,
+    rendering: Handle,
     app: &App,
     guard: Option<Guard>,
     refusals: Refusals,
@@ -331,7 +335,8 @@ fn pages(
     let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
     let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
     AdminState {
-        registry: Arc::new(registry),
+        pages: rendering,
+        metrics: Arc::new(MetricsPage::new(registry)),
         readiness: app.readiness.clone(),
         pools: Arc::new(move || views.load().to_vec()),
         decisions: Arc::new(move || decisions.to_json(clock.now())),

@@ -20,13 +20,14 @@
 //! read from the stores of pools at each scrape ([`pools`]).
 //! **Called by** `app`, which starts it and hands it the stores.
 //! **Must not** change what requests depend on, except for the policies of models. Probes are answered while other
-//! bodies are read.
+//! bodies are read, and while pages are rendered: handlers of pages run on a thread of their own.
 //!
-//! Read first: `lib.rs`, `guard.rs`, `pools.rs`.
+//! Read first: `lib.rs`, `guard.rs`, `pools.rs`, `metrics_page.rs`.
 
 mod body;
 mod endpoints;
 pub mod guard;
+mod metrics_page;
 mod peers;
 mod policies;
 pub mod pools;
@@ -36,6 +37,7 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
+pub use metrics_page::MetricsPage;
 pub use refusal::Refusals;
 
 use crate::pools::PoolView;
@@ -49,9 +51,9 @@ use attache_telemetry::pressure::Pressure;
 use attache_types::clock::Clock;
 use attache_types::error::RequestError;
 use axum::body::{Body, Bytes};
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
@@ -60,17 +62,17 @@ use guard::Guard;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::server::Connected;
 
 /// Produces the content of a page at each request.
@@ -100,8 +102,10 @@ pub type ExplainRecorded =
 /// The data behind the admin pages.
 #[derive(Clone)]
 pub struct AdminState {
-    /// Registry of all metrics.
-    pub registry: Arc<Registry>,
+    /// Runtime that renders pages, apart from the thread that answers probes.
+    pub pages: Handle,
+    /// All metrics.
+    pub metrics: Arc<MetricsPage>,
     /// Conditions of readiness.
     pub readiness: Readiness,
     /// The current pools with their snapshots.
@@ -174,12 +178,17 @@ pub async fn serve(
             Some(_) = open.join_next() => continue,
             () = &mut end => return,
         };
-        let peer = stream.connect_info().peer();
-        let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(peer))));
+        let client = stream.connect_info();
+        let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(client.peer()))));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         open.spawn(async move {
-            // A client that disconnects or sends invalid HTTP affects only itself.
-            let _ = connection.await;
+            // hyper does not poll the socket while a page is rendered and the client has sent its next request. An
+            // evicted connection must close all the same, since new ones wait for its place.
+            tokio::select! {
+                // A client that disconnects or sends invalid HTTP affects only itself.
+                _ = connection => {}
+                () = client.closed() => {}
+            }
         });
     }
 }
@@ -193,12 +202,14 @@ fn router(state: AdminState) -> Router {
         .layer(from_fn_with_state(explaining, body::few))
         .layer(keys(&["path", "pool", "header", "request_id"]))
         .fallback(explain_by_post);
+    let rendered = || from_fn_with_state(state.pages.clone(), on_pages_thread);
     // Layers run from the last to the first: the cheapest and strictest checks come first.
     let local = Router::new()
         .route("/log-level", put(set_log_level).layer(keys(&["filter"])))
         .route("/kv_blocks", get(kv_blocks).layer(keys(&["endpoint"])))
         .route("/explain", explain)
-        .merge(policies::changes().route_layer(keys(&[])));
+        .merge(policies::changes().route_layer(keys(&[])))
+        .route_layer(rendered());
     let pages = Router::new()
         .route("/", get(page))
         .route("/endpoints", get(endpoints))
@@ -209,8 +220,9 @@ fn router(state: AdminState) -> Router {
         .merge(pressure::pages())
         .route_layer(keys(&[]))
         .merge(pressure::of_model().route_layer(keys(&["pool", "count"])))
-        .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id"])));
-    let metrics = Router::new().route("/metrics", get(metrics));
+        .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id"])))
+        .route_layer(rendered());
+    let metrics = Router::new().route("/metrics", get(metrics)).route_layer(rendered());
     let (metrics, guarded) = match &state.guard {
         Some(guard) => {
             let by_token = || from_fn_with_state(guard.clone(), guard::by_token);
@@ -243,13 +255,20 @@ async fn page() -> Response {
     (headers, include_str!("page.html")).into_response()
 }
 
+/// Runs a handler on the runtime that renders pages. Its pages wait for each other, and probes don't wait for them.
+async fn on_pages_thread(State(pages): State<Handle>, request: Request, next: Next) -> Response {
+    let page = AbortOnDropHandle::new(pages.spawn(next.run(request)));
+    page.await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a page was not rendered");
+        (StatusCode::INTERNAL_SERVER_ERROR, "the page can't be rendered; the log has the reason\n").into_response()
+    })
+}
+
 async fn metrics(State(state): State<AdminState>) -> Response {
-    let mut text = String::with_capacity(16 << 10);
-    if encode(&mut text, &state.registry).is_err() {
-        return (StatusCode::INTERNAL_SERVER_ERROR, "the metrics can't be encoded\n").into_response();
+    match state.metrics.text(|| state.clock.now()) {
+        Some(text) => ([(header::CONTENT_TYPE, metrics_page::CONTENT_TYPE)], text).into_response(),
+        None => (StatusCode::INTERNAL_SERVER_ERROR, "the metrics can't be encoded\n").into_response(),
     }
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
 async fn ready(State(state): State<AdminState>) -> Response {

@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
 use std::time::Duration;
 
 fn log_handle() -> LogHandle {
@@ -82,7 +83,8 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
             })
         }),
         max_explained_bytes: Arc::new(|| 1_000),
-        registry: Arc::new(registry),
+        pages: Handle::current(),
+        metrics: Arc::new(MetricsPage::new(registry)),
         readiness: Readiness::default(),
         pools: Arc::new(move || vec![view.clone()]),
         decisions: Arc::new(move || decisions.to_json(clock.now())),
@@ -298,6 +300,29 @@ async fn foreign_host_or_origin_rejected_by_every_guarded_page() {
         &[("host", "localhost:9090"), ("origin", "http://localhost:9090"), ("sec-fetch-site", "same-origin")],
     ] {
         assert_eq!(ask(&state, LOCAL, ("GET", "/endpoints"), headers, endless()).await.0, 200, "{headers:?}");
+    }
+}
+
+/// What a browser sends for a form, a script or a link of another site, in old and new versions.
+#[tokio::test]
+async fn pages_of_other_sites_change_no_policy() {
+    let (state, _) = state();
+    let site = ("sec-fetch-site", "cross-site");
+    let json = ("content-type", "application/json");
+    let opened = [site, ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document"), json];
+    let change = || axum::body::Body::from(r#"{"model_name": "m", "min_prefix_match": 0.4}"#);
+    for (method, page) in
+        [("POST", "/api/nodes/scheduling"), ("PUT", "/api/nodes/scheduling"), ("DELETE", "/api/pressure/m?count=1")]
+    {
+        for headers in [&opened[..], &[json, ("referer", "http://evil.example/")], &[json, ("origin", "null")]] {
+            assert_eq!(ask(&state, LOCAL, (method, page), headers, change()).await.0, 403, "{method} {headers:?}");
+        }
+    }
+    assert_eq!(ask(&state, LOCAL, ("PUT", "/log-level?filter=trace"), &opened, change()).await.0, 403);
+    assert!(state.policies.all().is_empty() && state.logs.current().ends_with("info"));
+    // curl, and the picker's own page.
+    for headers in [&[json][..], &[json, ("referer", "http://10.0.0.1:9090/"), ("sec-fetch-site", "same-origin")]] {
+        assert_eq!(ask(&state, LOCAL, ("POST", "/api/nodes/scheduling"), headers, change()).await.0, 200);
     }
 }
 
@@ -611,4 +636,110 @@ fn endpoint_that_was_never_reached_is_not_ready() {
         health.record(Outcome::ConnectFailure, at, &policy);
         assert_eq!(standing(), EndpointStanding::Ejected);
     }
+}
+
+/// A page that is rendered until the returned sender is dropped, and a message when that begins.
+fn stuck() -> (std::sync::mpsc::Sender<()>, tokio::sync::mpsc::Receiver<()>, impl Fn() + Send + Sync + 'static) {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (begun, begins) = tokio::sync::mpsc::channel(1);
+    let released = std::sync::Mutex::new(released);
+    let render = move || {
+        let _ = begun.try_send(());
+        let _ = released.lock().unwrap().recv();
+    };
+    (release, begins, render)
+}
+
+/// Metrics that take as long as a [`stuck`] page.
+struct StuckCollector<F>(F);
+
+impl<F> std::fmt::Debug for StuckCollector<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StuckCollector")
+    }
+}
+
+impl<F: Fn() + Send + Sync + 'static> prometheus_client::collector::Collector for StuckCollector<F> {
+    fn encode(&self, _: prometheus_client::encoding::DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        (self.0)();
+        Ok(())
+    }
+}
+
+/// Requests one page on half of the connections that the port may have, and probes meanwhile.
+async fn probes_are_answered_while(page: &'static str, state: AdminState, mut begins: tokio::sync::mpsc::Receiver<()>) {
+    let address = start(state).await;
+    let requests: Vec<_> = (0..32).map(|_| tokio::spawn(call(address, "GET", page))).collect();
+    begins.recv().await.expect("the page is being rendered");
+    for probe in ["/live", "/ready"] {
+        assert_eq!(call(address, "GET", probe).await.0, 200, "{probe} while {page} is rendered");
+    }
+    assert!(requests.iter().all(|request| !request.is_finished()));
+    requests.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// A runtime on a thread of its own, until the returned token is dropped.
+fn pages_thread() -> (Handle, tokio_util::sync::DropGuard) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (handle, end) = (runtime.handle().clone(), tokio_util::sync::CancellationToken::new());
+    let until = end.clone();
+    std::thread::spawn(move || runtime.block_on(until.cancelled()));
+    (handle, end.drop_guard())
+}
+
+#[tokio::test]
+async fn probes_are_answered_while_metrics_are_rendered() {
+    let (handle, _guard) = pages_thread();
+    let (release, begins, render) = stuck();
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(StuckCollector(render)));
+    let state = AdminState { pages: handle, metrics: Arc::new(MetricsPage::new(registry)), ..state().0 };
+    probes_are_answered_while("/metrics", state, begins).await;
+    drop(release);
+}
+
+#[tokio::test]
+async fn probes_are_answered_while_a_guarded_page_is_rendered() {
+    let (handle, _guard) = pages_thread();
+    let (release, begins, render) = stuck();
+    let config = Arc::new(move || {
+        render();
+        serde_json::json!({})
+    });
+    probes_are_answered_while("/config_dump", AdminState { pages: handle, config, ..state().0 }, begins).await;
+    drop(release);
+}
+
+#[tokio::test]
+async fn page_that_panics_gets_500_and_the_next_request_is_answered() {
+    let (handle, _guard) = pages_thread();
+    let config = Arc::new(|| panic!("a page"));
+    let address = start(AdminState { pages: handle, config, ..state().0 }).await;
+    assert_eq!(call(address, "GET", "/config_dump").await.0, 500);
+    assert_eq!(call(address, "GET", "/endpoints").await.0, 200);
+}
+
+/// hyper reads nothing while a page is rendered and another request waits in its buffer.
+#[tokio::test]
+async fn connection_with_pipelined_requests_is_evicted_for_a_probe() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (handle, _guard) = pages_thread();
+    let (release, mut begins, render) = stuck();
+    let config = Arc::new(move || {
+        render();
+        serde_json::json!({})
+    });
+    let connections = Connections::new(ConnectionLimits::of(2));
+    let address = within(connections, AdminState { pages: handle, config, ..state().0 }).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = b"GET /config_dump HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(4);
+        stream.write_all(&request).await.unwrap();
+        held.push(stream);
+    }
+    begins.recv().await.expect("a page is being rendered");
+    assert_eq!(call(address, "GET", "/live").await.0, 200);
+    assert_eq!(held[0].read(&mut [0; 1]).await.unwrap_or(0), 0, "the oldest is closed");
+    drop(release);
 }

@@ -150,9 +150,12 @@ fn limits(settings: &Settings) -> Value {
         "maxModelBytes": l.max_model_bytes,
         "maxCacheSaltBytes": l.max_cache_salt_bytes,
         "maxHeaderBytes": l.max_header_bytes,
+        "maxHeaders": l.max_headers,
         "maxMultipartSniffBytes": l.max_multipart_sniff_bytes,
         "requestTimeout": show_duration(l.request_timeout),
         "idleTimeout": show_duration(l.idle_timeout),
+        "maxStreams": l.max_streams,
+        "maxStreamsPerConnection": l.max_streams_per_connection,
         "tenants": settings.tenants.as_ref().map(tenants),
         "models": settings.models.as_ref().map(shared_by_all),
     })

@@ -215,9 +215,12 @@ sections! {
         "maxModelBytes" => max_model_bytes: Bytes,
         "maxCacheSaltBytes" => max_cache_salt_bytes: Bytes,
         "maxHeaderBytes" => max_header_bytes: Bytes,
+        "maxHeaders" => max_headers: u32,
         "maxMultipartSniffBytes" => max_multipart_sniff_bytes: Bytes,
         "requestTimeout" => request_timeout: Duration,
         "idleTimeout" => idle_timeout: Duration,
+        "maxStreams" => max_streams: u32,
+        "maxStreamsPerConnection" => max_streams_per_connection: u32,
         "tenants" => tenants: Tenants,
         "models" => models: Models,
     }

@@ -358,7 +358,9 @@ impl Settings {
     pub fn restart_needed(&self, new: &Settings) -> Vec<&'static str> {
         let (a, b) = (&self.server, &new.server);
         let (t, u) = (&self.telemetry, &new.telemetry);
+        let streams = |settings: &Settings| (settings.limits.max_streams, settings.limits.max_streams_per_connection);
         let changed = [
+            ("limits.maxStreams and maxStreamsPerConnection", streams(self) != streams(new)),
             ("server.bind", a.bind != b.bind),
             ("server.grpcPort", a.grpc_port != b.grpc_port),
             ("server.grpcHealthPort", a.grpc_health_port != b.grpc_health_port),

@@ -16,6 +16,7 @@
 pub mod exchange;
 pub mod metadata;
 pub mod mode;
+mod opening;
 pub mod prefiller;
 pub mod processor;
 pub mod queue_timer;

@@ -58,19 +58,23 @@ struct Shard {
 }
 
 impl Shards {
-    /// Starts `count` threads. Each serves until `drain` is cancelled and its streams have ended.
+    /// Starts `count` threads. Each serves until `drain` is cancelled and its streams have ended. A connection may have
+    /// `max_streams` open.
     ///
     /// # Errors
     /// If a thread or its runtime can't be created.
     pub fn start(
         count: usize,
+        max_streams: u32,
         service: &Service,
         tls: Option<&Handshaker>,
         health: Option<&Health>,
         drain: &CancellationToken,
     ) -> io::Result<Self> {
         let shards = (0..count.max(1))
-            .map(|number| Shard::start(number, service.clone(), tls.cloned(), health.cloned(), drain.clone()))
+            .map(|number| {
+                Shard::start(number, max_streams, service.clone(), tls.cloned(), health.cloned(), drain.clone())
+            })
             .collect::<io::Result<Vec<_>>>()?;
         Ok(Self { shards })
     }
@@ -99,6 +103,7 @@ impl Shards {
 impl Shard {
     fn start(
         number: usize,
+        max_streams: u32,
         service: Service,
         tls: Option<Handshaker>,
         health: Option<Health>,
@@ -112,7 +117,7 @@ impl Shard {
         std::thread::Builder::new().name(format!("ext-proc-{number}")).spawn(move || {
             // The guard cancels `done` even if this thread panics.
             let _finished = finished.drop_guard();
-            if let Err(error) = runtime.block_on(serve(service, tls, health, handed, counted, drain)) {
+            if let Err(error) = runtime.block_on(serve(max_streams, service, tls, health, handed, counted, drain)) {
                 tracing::error!(%error, "ext-proc server failed");
             }
         })?;
@@ -121,6 +126,7 @@ impl Shard {
 }
 
 async fn serve(
+    max_streams: u32,
     service: Service,
     tls: Option<Handshaker>,
     health: Option<Health>,
@@ -145,6 +151,7 @@ async fn serve(
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(Some(max_streams))
         .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))

@@ -6,6 +6,7 @@
 //! and wait for the decision, such as NGINX Gateway Fabric. Such a stream lives until the request is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
+use super::opening::First;
 use super::prefiller::PendingCall;
 use super::processor::Processor;
 use super::uploads::{Evicted, Upload};
@@ -13,10 +14,9 @@ use super::warmer::Running;
 use super::wire::{Inbound, Incoming};
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
-use attache_picker::event::NameEvent;
+use attache_picker::event::{Limit, NameEvent};
 use attache_picker::queues::QueueSignal;
 use attache_picker::split::{LegProgress, PrefillLeg};
-use attache_serving::connections::InFlight;
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use futures_core::Stream;
@@ -26,6 +26,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::time::{Sleep, timeout_at};
 use tonic::{Code, Status};
 
@@ -46,16 +47,30 @@ impl Service {
         Self { processor, clock }
     }
 
-    /// Opens a stream. `called` is the `:authority` of the gateway's call.
-    pub(super) fn open(&self, body: tonic::body::Body, in_flight: Option<InFlight>, called: Option<Authority>) -> Pump {
+    /// Time from the opening of a stream to the first bytes of a message.
+    pub(super) fn idle_timeout(&self) -> Duration {
+        self.processor.picker.config().limits.idle_timeout
+    }
+
+    /// Counts a stream that sent nothing within the idle timeout.
+    pub(super) fn end_silent(&self) -> Status {
+        self.processor.metrics.limit(Limit::IdleTimeout);
+        self.processor.metrics.protocol_errors.inc();
+        Status::failed_precondition("stream opened and nothing sent within the idle timeout")
+    }
+
+    /// Counts a stream that is one too many.
+    pub(super) fn refuse_stream(&self) -> Status {
+        self.processor.metrics.limit(Limit::Streams);
+        Status::resource_exhausted("too many streams are open (`limits.maxStreams`)")
+    }
+
+    /// Serves a stream from its first bytes. `called` is the `:authority` of the gateway's call.
+    pub(super) fn open(&self, first: First, called: Option<Authority>) -> Pump {
         let exchange = Exchange::new(self.processor.clone(), self.clock.now()).called_as(called);
+        let held = self.processor.picker.buffered.nothing();
         Pump {
-            inbound: Inbound::new(
-                body,
-                exchange.max_message_bytes(),
-                self.processor.picker.buffered.nothing(),
-                in_flight,
-            ),
+            inbound: Inbound::new(first, exchange.max_message_bytes(), held),
             exchange,
             upload: None,
             unfinished_since: None,

@@ -5,9 +5,10 @@
 //! longest message. A stream lives as long as its response, and thousands may be queued, so this module keeps no
 //! buffer between two messages. Compressed messages are rejected, because the server offers no compression.
 
+use super::opening::{First, Opening};
 use super::service::{Pump, Service};
 use attache_picker::body::Held;
-use attache_serving::connections::{Client, InFlight};
+use attache_serving::connections::{Client, OpenStream};
 use bytes::{Buf, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_core::Stream;
@@ -15,7 +16,6 @@ use http_body::Body;
 use prost::Message;
 use prost::encoding::{DecodeContext, decode_key, skip_field};
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tonic::Status;
@@ -65,7 +65,7 @@ where
 {
     type Response = http::Response<tonic::body::Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Self::Response, Infallible>>;
+    type Future = Opening;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -73,21 +73,25 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         if request.uri().path() != PROCESS {
-            return ready(Ok(Status::unimplemented("").into_http()));
+            return Opening::refused(Status::unimplemented("").into_http());
         }
         if request.headers().get("grpc-encoding").is_some_and(|encoding| encoding != "identity") {
             let mut response = Status::unimplemented("compressed messages are not supported").into_http();
             response.headers_mut().insert("grpc-accept-encoding", http::HeaderValue::from_static("identity"));
-            return ready(Ok(response));
+            return Opening::refused(response);
         }
         let called = request.uri().authority().cloned();
         let (mut parts, body) = request.into_parts();
-        let in_flight = parts.extensions.remove::<Client>().map(Client::in_flight);
-        ready(Ok(answer(self.0.open(tonic::body::Body::new(body), in_flight, called))))
+        let stream = match parts.extensions.remove::<Client>().map(Client::open) {
+            Some(None) => return Opening::refused(self.0.refuse_stream().into_http()),
+            stream => stream.flatten(),
+        };
+        Opening::of(self.0.clone(), tonic::body::Body::new(body), stream, called)
     }
 }
 
-fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
+/// The response whose body has the replies of `pump`.
+pub(super) fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
     let compression = SingleMessageCompressionOverride::default();
     let body = EncodeBody::new_server(Prost, pump, None, compression, Some(usize::MAX));
     let mut response = http::Response::new(tonic::body::Body::new(body));
@@ -107,7 +111,7 @@ pub enum Incoming {
 
 /// How the request side of a stream has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     HalfClosed,
     /// Envoy ends most streams by a reset, after complete and aborted requests alike.
     Reset,
@@ -127,14 +131,18 @@ pub struct Inbound {
     /// Bytes of a discarded message that have not arrived yet.
     discard: usize,
     end: Option<End>,
-    /// Keeps the connection from being evicted.
-    _in_flight: Option<InFlight>,
+    /// Counts the stream, and keeps its connection from being evicted.
+    _stream: Option<OpenStream>,
 }
 
 impl Inbound {
-    /// Reads the messages in `body`, at most `max_message` bytes each. Memory is accounted in `held`.
-    pub(super) fn new(body: tonic::body::Body, max_message: usize, held: Held, in_flight: Option<InFlight>) -> Self {
-        Self { body, buffer: BytesMut::new(), held, max_message, discard: 0, end: None, _in_flight: in_flight }
+    /// Reads the messages of a stream after its `first` bytes, at most `max_message` bytes each. Memory is accounted in
+    /// `held`.
+    pub(super) fn new(first: First, max_message: usize, held: Held) -> Self {
+        let First { body, data, end, stream } = first;
+        let mut inbound = Self { body, buffer: BytesMut::new(), held, max_message, discard: 0, end, _stream: stream };
+        inbound.take(data);
+        inbound
     }
 
     /// Whether the gateway has half-closed the stream: it sends no more messages, but may still wait for replies. If it
@@ -230,16 +238,21 @@ impl Inbound {
         self.buffer.reserve(wanted - self.buffer.len());
     }
 
+    /// Buffers received bytes, except those of a discarded message.
+    fn take(&mut self, mut data: Bytes) {
+        let unwanted = data.len().min(self.discard);
+        self.discard -= unwanted;
+        data.advance(unwanted);
+        self.reserve_for(&data);
+        self.buffer.extend_from_slice(&data);
+    }
+
     /// Reads one frame.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
             Some(Ok(frame)) => {
-                if let Ok(mut data) = frame.into_data() {
-                    let unwanted = data.len().min(self.discard);
-                    self.discard -= unwanted;
-                    data.advance(unwanted);
-                    self.reserve_for(&data);
-                    self.buffer.extend_from_slice(&data);
+                if let Ok(data) = frame.into_data() {
+                    self.take(data);
                 }
             }
             Some(Err(_)) => self.end = Some(End::Reset),
@@ -342,7 +355,7 @@ mod tests {
             let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
             let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));
             let held = Arc::<Buffered>::default().nothing();
-            let mut inbound = Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, held, None);
+            let mut inbound = Inbound::new(First::new(tonic::body::Body::new(body.boxed_unsync())), MOST, held);
             assert!(inbound.next().now_or_never().unwrap().unwrap().is_ok());
             assert!(!inbound.is_half_closed());
             for _ in 0..2 {
@@ -355,7 +368,7 @@ mod tests {
     fn inbound(pieces: Vec<Vec<u8>>, buffered: &Arc<Buffered>) -> Inbound {
         let frames = pieces.into_iter().map(|piece| Ok::<_, Status>(http_body::Frame::data(Bytes::from(piece))));
         let body = StreamBody::new(futures_util::stream::iter(frames));
-        Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, buffered.nothing(), None)
+        Inbound::new(First::new(tonic::body::Body::new(body.boxed_unsync())), MOST, buffered.nothing())
     }
 
     /// The items that these pieces give, and the memory that is kept in the end.
@@ -412,7 +425,7 @@ mod tests {
     fn unfinished(bytes: Vec<u8>, buffered: &Arc<Buffered>) -> Inbound {
         let frames = futures_util::stream::iter([Ok::<_, Status>(http_body::Frame::data(Bytes::from(bytes)))]);
         let body = StreamBody::new(frames.chain(futures_util::stream::pending()));
-        Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, buffered.nothing(), None)
+        Inbound::new(First::new(tonic::body::Body::new(body.boxed_unsync())), MOST, buffered.nothing())
     }
 
     #[test]

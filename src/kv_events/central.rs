@@ -15,7 +15,7 @@ use super::zmtp::{Connection, Message, READ_CHUNK, Role, ZmtpError};
 use ahash::AHashMap;
 use arc_swap::ArcSwap;
 use attache_prefix::wire;
-use attache_serving::connections::{Connections, InFlight, Slot};
+use attache_serving::connections::{Connections, OpenStream, Slot};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
@@ -152,7 +152,7 @@ impl Central {
         }
         let is_known = spoken.lanes.get(&speaker).is_some_and(|before| before.sender.same_channel(&inbox.sender));
         if !is_known {
-            spoken.in_use.get_or_insert_with(|| slot.client().in_flight());
+            spoken.in_use = spoken.in_use.take().or_else(|| slot.client().open());
             inbox.connections.fetch_add(1, Relaxed);
             // Inserted before the send, because the send may be cancelled while the lane's queue is full.
             spoken.lanes.insert(speaker, inbox.clone());
@@ -200,7 +200,7 @@ impl Central {
 struct Spoken {
     lanes: AHashMap<Speaker, Inbox>,
     /// Protects a connection with valid events from eviction by another connection of its peer.
-    in_use: Option<InFlight>,
+    in_use: Option<OpenStream>,
 }
 
 fn same_ip(a: SocketAddr, b: SocketAddr) -> bool {

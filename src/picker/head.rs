@@ -309,6 +309,12 @@ impl Head {
         self.upgrade || self.method() == "CONNECT"
     }
 
+    /// Number of headers, pseudo-headers included.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.headers.len()
+    }
+
     /// Size of all headers, bytes, as HTTP/2 counts it.
     #[must_use]
     pub fn bytes(&self) -> usize {

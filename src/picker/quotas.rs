@@ -455,7 +455,7 @@ mod tests {
             store: CountIn::Redis,
             user_records: None,
         };
-        Quotas::new(Subject::Model, settings, store, Arc::new(Unobserved), SystemTime::now)
+        Quotas::new(Subject::Model, settings, store, Arc::new(Unobserved), || SystemTime::UNIX_EPOCH)
     }
 
     #[test]

@@ -199,6 +199,8 @@ pub enum Limit {
     UploadBytesPerClient,
     UploadRate,
     HeaderBytes,
+    /// A request or response has as many headers as the gateway allows.
+    Headers,
     RequestTimeout,
     IdleTimeout,
     Parser,
@@ -208,6 +210,8 @@ pub enum Limit {
     PromptBytes,
     /// Too many prompts, or bytes of them, wait to be tokenized.
     TokenizeQueue,
+    /// Too many ext-proc streams are open.
+    Streams,
 }
 
 /// A degraded mode in which a decision was made.

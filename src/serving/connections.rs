@@ -4,19 +4,24 @@
 //! A peer is an IP address. When a listener is full, the peer with the most connections loses one: first one that has
 //! sent nothing useful yet, then the one that was idle for longest, last one with requests in flight. A peer never
 //! loses a connection with requests in flight to a new connection of its own; the new one is refused instead. Buffered
-//! bytes are shared in the same way. So an attacker that opens connections evicts its own.
+//! bytes and HTTP/2 streams without a message are shared in the same way (`streams`). So an attacker that opens
+//! connections or streams evicts its own.
 //!
 //! Used by `tls`, `server`, `health`, `admin` and `kv_events`.
 
 mod descriptors;
+mod streams;
 #[cfg(test)]
 mod tests;
 
 pub use descriptors::{Listeners, descriptor_limit};
+pub use streams::OpenStream;
 
+use crate::log_counter::LogCounter;
 use ahash::AHashMap;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -29,8 +34,11 @@ use tokio::time::Instant;
 const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time from accept until a connection has opened: the TLS handshake, and the first bytes of HTTP.
 pub const OPENING_TIMEOUT: Duration = Duration::from_secs(15);
+/// HTTP/2 streams of one listener that have sent no message yet. A gateway sends the first message with the headers, so
+/// it has such streams for moments only.
+const MAX_SILENT_STREAMS: usize = 4_096;
 
-/// Limits of the connections and bytes of one listener.
+/// Limits of the connections, streams and bytes of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Open connections, at least 1.
@@ -39,13 +47,23 @@ pub struct ConnectionLimits {
     pub opening: Duration,
     /// Bytes that all connections may hold together ([`Slot::hold`]).
     pub held_bytes: usize,
+    /// HTTP/2 streams that all connections may have open together ([`Client::open`]).
+    pub streams: usize,
+    /// Those of them that have sent no message yet.
+    pub silent_streams: usize,
 }
 
 impl ConnectionLimits {
-    /// Limits with this number of connections, [`OPENING_TIMEOUT`], and no limit on bytes.
+    /// Limits with this number of connections, [`OPENING_TIMEOUT`], and no limit on bytes and streams with a message.
     #[must_use]
     pub fn of(connections: usize) -> Self {
-        Self { connections: connections.max(1), opening: OPENING_TIMEOUT, held_bytes: usize::MAX }
+        Self {
+            connections: connections.max(1),
+            opening: OPENING_TIMEOUT,
+            held_bytes: usize::MAX,
+            streams: usize::MAX,
+            silent_streams: MAX_SILENT_STREAMS,
+        }
     }
 }
 
@@ -60,12 +78,19 @@ pub enum Closed {
     Timeout,
     /// The listener's connections held too many bytes.
     Memory,
+    /// Too many HTTP/2 streams without a message, or too much memory of streams that have ended.
+    Streams,
 }
 
 impl Closed {
     /// All reasons, with their names in metrics.
-    pub const ALL: [(Self, &'static str); 4] =
-        [(Self::Refused, "refused"), (Self::Evicted, "evicted"), (Self::Timeout, "timeout"), (Self::Memory, "memory")];
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Refused, "refused"),
+        (Self::Evicted, "evicted"),
+        (Self::Timeout, "timeout"),
+        (Self::Memory, "memory"),
+        (Self::Streams, "streams"),
+    ];
 }
 
 /// The open connections of one listener.
@@ -77,6 +102,13 @@ pub struct Connections {
     sequence: AtomicU64,
     /// Bytes held by all connections.
     held: AtomicUsize,
+    /// Open HTTP/2 streams of all connections, and those of them that have sent no message yet.
+    streams: AtomicUsize,
+    silent: AtomicUsize,
+    /// The sum of the most streams that each open connection had at once.
+    peaks: AtomicUsize,
+    /// Streams that were refused because too many were open.
+    refused: LogCounter,
     /// Notified when a connection has closed.
     freed: Notify,
     closed: [AtomicU64; Closed::ALL.len()],
@@ -91,14 +123,20 @@ struct ConnectionTable {
 }
 
 /// One open connection and its state.
-#[derive(Debug)]
 struct ConnectionEntry {
     id: u64,
     peer: SocketAddr,
+    /// The listener. Its table has the entry only while the connection is open, so both are freed.
+    of: Arc<Connections>,
     accepted: Instant,
     opened: AtomicBool,
-    /// Number of requests in flight, where the listener counts them.
-    requests: AtomicUsize,
+    /// Open streams of all connections of this peer.
+    of_peer: Arc<AtomicUsize>,
+    /// Open streams where the listener counts them, the most at once so far, and those of the open ones that have sent
+    /// no message yet.
+    open: AtomicUsize,
+    peak: AtomicUsize,
+    silent: AtomicUsize,
     /// Value of the listener's `sequence` when bytes were last received.
     active: AtomicU64,
     held: AtomicUsize,
@@ -106,14 +144,36 @@ struct ConnectionEntry {
     waker: AtomicWaker,
 }
 
+impl fmt::Debug for ConnectionEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionEntry").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
 impl ConnectionEntry {
     /// Sort key of evictions: the smallest connection is evicted first.
     fn worth(&self) -> (bool, bool, u64) {
-        (self.requests.load(Relaxed) > 0, self.opened.load(Relaxed), self.active.load(Relaxed))
+        (self.has_requests(), self.opened.load(Relaxed), self.active.load(Relaxed))
+    }
+
+    /// Whether requests are in flight.
+    fn has_requests(&self) -> bool {
+        self.open.load(Relaxed) > self.silent.load(Relaxed)
     }
 
     fn ip(&self) -> IpAddr {
         self.peer.ip().to_canonical()
+    }
+
+    fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.closing.load(Relaxed) {
+            self.waker.register(cx.waker());
+            // It may have been closed before the waker was registered.
+            if !self.closing.load(Relaxed) {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
     }
 }
 
@@ -140,20 +200,38 @@ impl ConnectionTable {
         let largest = self.peers.iter().map(|(peer, entries)| size(peer, entries)).max()?.max(own);
         let of_largest = self.peers.iter().filter(|(peer, entries)| size(peer, entries) == largest);
         let entries = of_largest.flat_map(|(_, entries)| entries);
-        entries.filter(|e| largest > own || e.requests.load(Relaxed) == 0).min_by_key(|e| e.worth()).cloned()
+        entries.filter(|e| largest > own || !e.has_requests()).min_by_key(|e| e.worth()).cloned()
     }
 
-    /// Returns the bytes of each peer's connections that are not closing, and those of closing ones.
-    fn held(&self) -> (AHashMap<IpAddr, usize>, usize) {
-        let (mut peers, mut closing) = (AHashMap::new(), 0);
+    /// Closes connections until at most `excess` of what `held` counts remains to be freed: each time the peer that
+    /// holds most loses the connection that holds most. Returns `false` if that is `own`.
+    fn close_largest(
+        &mut self,
+        excess: usize,
+        own: Option<u64>,
+        held: impl Fn(&ConnectionEntry) -> usize,
+        mut closed: impl FnMut(),
+    ) -> bool {
+        let (mut peers, mut closing) = (AHashMap::<IpAddr, usize>::new(), 0);
         for (ip, entry) in self.peers.iter().flat_map(|(ip, entries)| entries.iter().map(move |entry| (ip, entry))) {
-            let held = entry.held.load(Relaxed);
             match entry.closing.load(Relaxed) {
-                true => closing += held,
-                false => *peers.entry(*ip).or_default() += held,
+                true => closing += held(entry),
+                false => *peers.entry(*ip).or_default() += held(entry),
             }
         }
-        (peers, closing)
+        while excess > closing {
+            closed();
+            let largest = peers.iter().max_by_key(|(_, held)| **held).and_then(|(ip, _)| {
+                let entries = self.peers.get(ip)?.iter().filter(|e| !e.closing.load(Relaxed));
+                entries.max_by_key(|e| held(e)).cloned()
+            });
+            let Some(victim) = largest.filter(|e| Some(e.id) != own && held(e) > 0) else { return false };
+            self.close(&victim);
+            let freed = held(&victim);
+            closing += freed;
+            peers.entry(victim.ip()).and_modify(|held| *held = held.saturating_sub(freed));
+        }
+        true
     }
 }
 
@@ -166,6 +244,10 @@ impl Connections {
             table: Mutex::default(),
             sequence: AtomicU64::new(0),
             held: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            silent: AtomicUsize::new(0),
+            peaks: AtomicUsize::new(0),
+            refused: LogCounter::default(),
             freed: Notify::new(),
             closed: Default::default(),
         })
@@ -196,6 +278,12 @@ impl Connections {
         self.closed.get(why as usize).map_or(0, |n| n.load(Relaxed))
     }
 
+    /// Returns the number of open HTTP/2 streams.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.streams.load(Relaxed)
+    }
+
     fn count(&self, why: Closed) {
         if let Some(counter) = self.closed.get(why as usize) {
             counter.fetch_add(1, Relaxed);
@@ -220,7 +308,7 @@ impl Connections {
         }
     }
 
-    fn try_admit(&self, peer: SocketAddr) -> Admission {
+    fn try_admit(self: &Arc<Self>, peer: SocketAddr) -> Admission {
         let mut table = self.table.lock();
         if table.open >= self.limits.connections {
             if table.closing == 0 {
@@ -231,12 +319,18 @@ impl Connections {
             return Admission::Closing;
         }
         let id = self.sequence.fetch_add(1, Relaxed) + 1;
+        let others = table.peers.get(&peer.ip().to_canonical()).and_then(|entries| entries.first());
+        let of_peer = others.map_or_else(Arc::default, |other| other.of_peer.clone());
         let entry = Arc::new(ConnectionEntry {
             id,
             peer,
+            of: self.clone(),
+            of_peer,
+            open: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            silent: AtomicUsize::new(0),
             accepted: Instant::now(),
             opened: AtomicBool::new(false),
-            requests: AtomicUsize::new(0),
             active: AtomicU64::new(id),
             held: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
@@ -271,24 +365,14 @@ impl Connections {
             return true;
         }
         let mut table = self.table.lock();
-        let (mut peers, mut closing) = table.held();
-        while self.held.load(Relaxed).saturating_sub(closing) > self.limits.held_bytes {
-            self.count(Closed::Memory);
-            let largest = peers.iter().max_by_key(|(_, held)| **held).and_then(|(ip, _)| {
-                let entries = table.peers.get(ip)?.iter().filter(|e| !e.closing.load(Relaxed));
-                entries.max_by_key(|e| e.held.load(Relaxed)).cloned()
-            });
-            // Frames queued by closed connections may be all that is held.
-            let Some(victim) = largest.filter(|e| e.id != entry.id && e.held.load(Relaxed) > 0) else {
-                self.discharge(entry, more);
-                return false;
-            };
-            table.close(&victim);
-            let freed = victim.held.load(Relaxed);
-            closing += freed;
-            peers.entry(victim.ip()).and_modify(|held| *held = held.saturating_sub(freed));
+        let excess = self.held.load(Relaxed).saturating_sub(self.limits.held_bytes);
+        let held = |entry: &ConnectionEntry| entry.held.load(Relaxed);
+        // Frames queued by closed connections may be all that is held.
+        let enough = table.close_largest(excess, Some(entry.id), held, || self.count(Closed::Memory));
+        if !enough {
+            self.discharge(entry, more);
         }
-        true
+        enough
     }
 
     fn discharge(&self, entry: &ConnectionEntry, less: usize) {
@@ -329,14 +413,7 @@ impl Slot {
 
     /// Polls whether the connection must be closed.
     pub fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
-        if !self.is_closing() {
-            self.entry.waker.register(cx.waker());
-            // It may have been closed before the waker was registered.
-            if !self.is_closing() {
-                return Poll::Pending;
-            }
-        }
-        Poll::Ready(())
+        self.entry.poll_closed(cx)
     }
 
     /// Whether the connection must be closed.
@@ -380,6 +457,7 @@ impl Drop for Slot {
             }
         }
         drop(table);
+        self.of.peaks.fetch_sub(self.entry.peak.load(Relaxed), Relaxed);
         self.of.freed.notify_waiters();
     }
 }
@@ -395,21 +473,16 @@ impl Client {
         self.0.peer
     }
 
-    /// Counts a request in flight, until the value is dropped.
-    #[must_use]
-    pub fn in_flight(self) -> InFlight {
-        self.0.requests.fetch_add(1, Relaxed);
-        InFlight(self.0)
+    /// Waits until the connection must be closed. Must be called by the task that serves it.
+    pub async fn closed(&self) {
+        std::future::poll_fn(|cx| self.0.poll_closed(cx)).await;
     }
-}
 
-/// A request in flight on a connection.
-#[derive(Debug)]
-pub struct InFlight(Arc<ConnectionEntry>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Relaxed);
+    /// Counts an open stream with a request in flight, until the value is dropped. Returns `None` if the listener's
+    /// connections, or those of this peer, have too many streams open.
+    #[must_use]
+    pub fn open(self) -> Option<OpenStream> {
+        OpenStream::of(self.0)
     }
 }
 

@@ -4,6 +4,10 @@
 //! service follows it: everything but `liveness` is NOT_SERVING until all latches are released, and again while
 //! draining. Used by `app` and `admin`.
 
+mod bounded;
+
+pub use bounded::BoundedHealth;
+
 use crate::connections::Connections;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -128,9 +132,9 @@ impl Health {
 
     /// Returns the tonic service, for the health port and, unless `--health-checking=false`, for the ext-proc port.
     #[must_use]
-    pub fn service(&self) -> HealthServer<HealthService> {
-        HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
-            .max_decoding_message_size(MAX_REQUEST_BYTES)
+    pub fn service(&self) -> BoundedHealth {
+        let service = HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()));
+        BoundedHealth::new(service.max_decoding_message_size(MAX_REQUEST_BYTES))
     }
 
     /// Reports the state of `readiness`, as long as it is polled.

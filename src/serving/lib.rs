@@ -9,5 +9,6 @@
 
 pub mod connections;
 pub mod health;
+mod log_counter;
 pub mod shutdown;
 pub mod tls;

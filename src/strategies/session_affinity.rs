@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Attaché adds `x-session-id` with the endpoint that served to the response, never the key. An invalid id is
-//! ignored, as is one whose endpoint was removed, ejected or is draining.
+//! ignored, as is one whose endpoint was removed, ejected or is draining. The id shows the endpoint's address to the
+//! client, and a client can name another endpoint, as with AIBrix.
 //! With a key, an endpoint that joins or leaves moves only its own share of the sessions. The key reaches the model
 //! server like any other header.
 //!

@@ -25,8 +25,13 @@ impl Collector for ListenerCollector {
         for (listener, connections) in self.0.named() {
             gauge(connections.limits().connections).encode(limit.encode_family(&[("listener", listener)])?)?;
         }
+        let help = "open HTTP/2 streams of a listener; of `kv-events`, connections that have sent valid events";
+        let mut streams = encoder.encode_descriptor("listener_streams", help, None, MetricType::Gauge)?;
+        for (listener, connections) in self.0.named() {
+            gauge(connections.streams()).encode(streams.encode_family(&[("listener", listener)])?)?;
+        }
         let help = "connections that Attaché closed to keep the limits of a listener: `refused`, `evicted`, \
-                    `timeout`, `memory`";
+                    `timeout`, `memory`, `streams`";
         let mut closed = encoder.encode_descriptor("listener_connections_closed", help, None, MetricType::Counter)?;
         for (listener, connections) in self.0.named() {
             for (why, reason) in Closed::ALL {

@@ -105,7 +105,7 @@ pub struct Metrics {
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
-    limits: [(Limit, Counter); 12],
+    limits: [(Limit, Counter); 14],
     degraded: [(Degraded, Counter); 18],
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
@@ -141,7 +141,7 @@ fn reload_counters(registry: &mut Registry) -> [Counter; 2] {
     ]
 }
 
-fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 12] {
+fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 14] {
     let limits = Family::<LimitLabel, Counter>::default();
     registry.register("limit_hits", "how often a configured limit took effect, by limit", limits.clone());
     let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
@@ -152,12 +152,14 @@ fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 12] {
         limit(Limit::UploadBytesPerClient, "upload_bytes_per_client"),
         limit(Limit::UploadRate, "upload_rate"),
         limit(Limit::HeaderBytes, "header_bytes"),
+        limit(Limit::Headers, "headers"),
         limit(Limit::RequestTimeout, "request_timeout"),
         limit(Limit::IdleTimeout, "idle_timeout"),
         limit(Limit::Parser, "parser"),
         limit(Limit::ReportedTokens, "reported_tokens"),
         limit(Limit::PromptBytes, "prompt_bytes"),
         limit(Limit::TokenizeQueue, "tokenize_queue"),
+        limit(Limit::Streams, "streams"),
     ]
 }
 

@@ -21,8 +21,15 @@ pub(crate) const DEFAULT_MAX_PROMPTS: u32 = 2_048;
 pub(crate) const DEFAULT_MAX_MODEL_BYTES: u32 = 256;
 /// Default limit of `cache_salt`, 1,024 bytes, as in vLLM.
 pub(crate) const DEFAULT_MAX_CACHE_SALT_BYTES: u32 = 1_024;
-/// Default limit of request headers, 64 KiB; Envoy's default is 60 KiB.
-pub(crate) const DEFAULT_MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Default limit of request headers, 58 KiB. Envoy's default is 60 KiB, together with those that Attaché adds; beyond it
+/// Envoy responds 500.
+pub(crate) const DEFAULT_MAX_HEADER_BYTES: u32 = 58 << 10;
+/// Default number of request headers, 96. Envoy's default is 100, together with [`ADDED_HEADERS`].
+const DEFAULT_MAX_HEADERS: u32 = 96;
+/// Number of headers that Attaché may add to a request beside those that it received.
+pub const ADDED_HEADERS: usize = 4;
+/// Number of response headers that Envoy allows by default, together with those that Attaché adds.
+pub const MAX_RESPONSE_HEADERS: usize = 100;
 /// Default length of a multipart body that is searched for the `model` part, 64 KiB. Without a match, the request
 /// is routed without a model.
 pub(crate) const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 64 << 10;
@@ -34,6 +41,12 @@ pub(crate) const DEFAULT_UPLOAD_GRACE: Duration = Duration::from_secs(10);
 /// Default time from the headers to the last byte of a request, 60 s: it ends stuck uploads and allows
 /// long prompts on slow links.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default limit of open ext-proc streams, 65,536: one gateway may have three quarters of them, and the shipped Envoy
+/// configurations send at most 40,000 requests at once. A stream takes some kilobytes.
+const DEFAULT_MAX_STREAMS: u32 = 65_536;
+/// Default limit of open streams on one connection, 4,096. Envoy opens another connection beyond it, and the shipped
+/// configurations do so beyond 1,024. Gateways with one connection need more than Envoy's default of 1,024 requests.
+const DEFAULT_MAX_STREAMS_PER_CONNECTION: u32 = 4_096;
 /// Default time from the opening of a stream to Envoy's first message, 30 s.
 pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -64,12 +77,18 @@ pub struct Limits {
     pub max_cache_salt_bytes: u32,
     /// Total of all request headers in bytes.
     pub max_header_bytes: u32,
+    /// Number of request headers, pseudo-headers included.
+    pub max_headers: u32,
     /// How many bytes of a multipart body are searched for its `model` part.
     pub max_multipart_sniff_bytes: u32,
     /// Time from the request's headers to its last byte.
     pub request_timeout: Duration,
     /// Time from the opening of a stream to its first message.
     pub idle_timeout: Duration,
+    /// Open streams of all gateways.
+    pub max_streams: u32,
+    /// Open streams of one connection of a gateway.
+    pub max_streams_per_connection: u32,
 }
 
 /// Returns the default memory for the uploads of one tenant or connection: half of the total, and at least one body.
@@ -93,9 +112,12 @@ impl Default for Limits {
             max_model_bytes: DEFAULT_MAX_MODEL_BYTES,
             max_cache_salt_bytes: DEFAULT_MAX_CACHE_SALT_BYTES,
             max_header_bytes: DEFAULT_MAX_HEADER_BYTES,
+            max_headers: DEFAULT_MAX_HEADERS,
             max_multipart_sniff_bytes: DEFAULT_MAX_MULTIPART_SNIFF_BYTES,
             request_timeout: DEFAULT_REQUEST_TIMEOUT,
             idle_timeout: DEFAULT_IDLE_TIMEOUT,
+            max_streams: DEFAULT_MAX_STREAMS,
+            max_streams_per_connection: DEFAULT_MAX_STREAMS_PER_CONNECTION,
         }
     }
 }

@@ -10,6 +10,7 @@ mod headers;
 mod honest;
 mod paths;
 mod ports;
+mod streams;
 mod tokenization;
 mod unparsed;
 mod uploads;

@@ -13,6 +13,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 const STRANGER: [u8; 4] = [127, 0, 0, 6];
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
@@ -125,6 +127,50 @@ async fn endless_explain_bodies_do_not_exhaust_memory_or_block_probes() {
     let (report, ()) = honest.during(attack).await;
     report.assert_unharmed(&quiet);
     assert!(picker.metric("attache_admin_requests_refused_total").await >= 4.0);
+    picker.assert_settled().await;
+}
+
+/// Endpoints of the pools in this test: with as many, a page takes a tenth of a second or more.
+const MANY: u16 = 1_500;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_many_endpoints_do_not_delay_probes_or_health_checks() {
+    let echo = Echo::start().await;
+    let address = |i: u16| format!("{{address: '127.1.{}.{}:8000', engine: none}}", i / 250, i % 250 + 1);
+    let many: Vec<String> = (0..MANY).map(address).collect();
+    let picker = AttacheProcess::configured(&format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: default, endpoints: ['{}']}}\n\
+         - {{name: many, match: {{models: [other]}}, endpoints: [{}]}}\n",
+        echo.address,
+        many.join(", ")
+    ))
+    .await;
+    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
+    let honest = Honest::new(envoy.listener("inference"));
+    let quiet = honest.quiet().await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", picker.health)).expect("an address");
+    let health = HealthClient::new(channel.connect().await.expect("the health port"));
+    let attack = async {
+        for (from, page) in [(STRANGER, "GET /metrics"), (LOCAL, "GET /endpoints"), (LOCAL, "GET /config_dump")] {
+            // As many as the port allows, without the connections of probes. None of them is read.
+            let head = format!("{page} HTTP/1.1\r\nhost: localhost\r\n\r\n").repeat(8);
+            let mut held = Vec::new();
+            for _ in 0..48 {
+                held.push(sent(from, picker.metrics, head.as_bytes()).await);
+            }
+            for _ in 0..20 {
+                let live = ask([127, 0, 0, 9], picker.metrics, "GET /live", "host: 10.0.0.7:9090\r\n");
+                assert_eq!(tokio::time::timeout(PROBE_TIMEOUT, live).await.ok(), Some(200), "/live during {page}");
+                let mut health = health.clone();
+                let check = health.check(HealthCheckRequest { service: String::new() });
+                let checked = tokio::time::timeout(PROBE_TIMEOUT, check).await;
+                let serving = checked.is_ok_and(|response| response.is_ok());
+                assert!(serving, "a health check during {page}");
+            }
+        }
+    };
+    let (report, ()) = honest.during(attack).await;
+    report.assert_unharmed(&quiet);
     picker.assert_settled().await;
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use attache_picker::event::{End, RequestEvent, RequestTrace};
 use attache_picker::in_flight::OpenedRequest;
 use attache_picker::settings::ReportUsage;
+use attache_types::limits::MAX_RESPONSE_HEADERS;
 
 impl Exchange {
     /// The request is decided: begins to observe its response.
@@ -48,6 +49,12 @@ impl Exchange {
             let shows_body = mode != BodyMode::None;
             let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), &attributes, shows_body);
             mutation = reply::mutation(in_flight.headers(&head, now, &self.processor.picker));
+            // Headers that Attaché adds only inform. One too many would make Envoy replace the response by 500.
+            let received = message.headers.as_ref().map_or(0, |map| map.headers.len());
+            if received + mutation.set_headers.len() > MAX_RESPONSE_HEADERS {
+                self.processor.metrics.limit(Limit::Headers);
+                mutation.set_headers.truncate(MAX_RESPONSE_HEADERS.saturating_sub(received));
+            }
             self.split.add_detached(in_flight.take_detached());
             self.split.answered_by(in_flight.endpoint());
         }

@@ -6,6 +6,7 @@ use attache_disagg::Mode;
 use attache_picker::hints::RANK_HEADER;
 use attache_picker::tenant;
 use attache_scheduling::router::Destination;
+use attache_types::limits::ADDED_HEADERS;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 
 impl Exchange {
@@ -29,9 +30,6 @@ impl Exchange {
         if let Some(length) = plan.new_length(self.head.content_length()) {
             set_headers.push(reply::set("content-length", length.to_string()));
         }
-        if let Some(span) = &self.span {
-            set_headers.push(reply::set("traceparent", span.traceparent()));
-        }
         let mut remove_headers = self.untrusted_headers(|name| names.all_headers().any(|set| set == name));
         if let Some(Mode::Header { .. }) = plan.runtime.pool.disagg.as_deref() {
             sidecar_headers(&plan.decision, &mut set_headers, &mut remove_headers);
@@ -46,6 +44,11 @@ impl Exchange {
         }
         if let Some(id) = &plan.request_id {
             set_headers.push(reply::set("x-request-id", &**id));
+        }
+        // It only helps to find the request. One header too many would make Envoy reject it.
+        let most = self.config.limits.max_headers as usize + ADDED_HEADERS;
+        if let Some(span) = self.span.as_ref().filter(|_| self.head.count() + set_headers.len() < most) {
+            set_headers.push(reply::set("traceparent", span.traceparent()));
         }
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;

@@ -55,6 +55,12 @@ impl Exchange {
                 format!("the request's headers are {got} bytes, {allowed} are allowed"),
             ));
         }
+        if self.head.count() > limits.max_headers as usize {
+            self.processor.metrics.limit(Limit::Headers);
+            let (got, allowed) = (self.head.count(), limits.max_headers);
+            let message = format!("the request has {got} headers, {allowed} are allowed (`limits.maxHeaders`)");
+            return Some(RequestError::new(Reason::HeadersTooLarge, message));
+        }
         let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && !self.flows_through())?;
         self.processor.metrics.limit(Limit::BodyBytes);
         Some(too_large(announced, limits.max_body_bytes))

@@ -24,6 +24,9 @@ const HEADERS: u8 = 1;
 /// Payload below which h2 counts a DATA frame as small. A small frame uses a budget until a stream consumes it, and h2
 /// closes a connection without budget.
 const SMALL_PAYLOAD_BYTES: usize = 256;
+/// 4: a new stream counts as so many small frames. Its task must run before many others are opened, so that the limits
+/// on streams take effect.
+const STREAM_WEIGHT: usize = 4;
 /// Flag: the frame ends the header block.
 const END_HEADERS: u8 = 0x04;
 const PADDED: u8 = 0x08;
@@ -40,7 +43,7 @@ pub(super) struct Mender {
     pass: usize,
     /// The beginning of an incomplete frame.
     held: Vec<u8>,
-    /// Small DATA frames since the last reset of the count.
+    /// Small DATA frames since the last reset of the count, and [`STREAM_WEIGHT`] for each new stream.
     small_frames: usize,
 }
 
@@ -75,6 +78,7 @@ impl Mender {
                 continue;
             }
             let Some(frame) = rest.get(..length) else { break };
+            self.small_frames += STREAM_WEIGHT;
             if let Some(mended) = mended_frame(frame) {
                 out.extend_from_slice(bytes.get(copied..at).unwrap_or_default());
                 out.extend(mended);
@@ -90,12 +94,12 @@ impl Mender {
         (0, out)
     }
 
-    /// Small DATA frames since [`Mender::reset_small_frames`].
+    /// Small DATA frames since [`Mender::reset_small_frames`], and a multiple of the new streams.
     pub(super) fn small_frames(&self) -> usize {
         self.small_frames
     }
 
-    /// Resets the count of small DATA frames.
+    /// Resets the count of small DATA frames and new streams.
     pub(super) fn reset_small_frames(&mut self) {
         self.small_frames = 0;
     }

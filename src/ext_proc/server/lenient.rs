@@ -4,8 +4,8 @@
 //! h2 closes a connection with all its streams if about 2,000 small DATA frames wait for their streams. Its budget is
 //! half of the connection window, and a frame takes 246 bytes of it. Neither hyper nor tonic has a setting for that.
 //! Envoy sends one such frame for each DATA frame of a client. h2 reads as long as there is input, and streams consume
-//! nothing meanwhile. After a number of small frames, this connection therefore returns no input until the tasks of the
-//! streams have run.
+//! nothing meanwhile. After a number of small frames or new streams, this connection therefore returns no input until
+//! the tasks of the streams have run.
 
 use super::authority::Mender;
 use std::future::Future;
@@ -156,6 +156,16 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!((got == sent, portions >= 5), (true, true), "{portions} portions");
+    }
+
+    /// Thousands of streams would be opened at once before the limits on streams apply to any of them.
+    #[tokio::test]
+    async fn other_tasks_run_between_portions_of_new_streams() {
+        let frame = [0, 0, 2, 1, 4, 0, 0, 0, 1, 0x83, 0x86];
+        let sent = [frames(0, 0), frame.repeat(2_000)].concat();
+        let mut connection = Lenient::new(&sent[..]);
+        let first = read(&mut connection);
+        assert!(connection.pause.is_some() && first.len() < frame.len() * MAX_SMALL_FRAMES / 2, "{}", first.len());
     }
 
     #[test]

@@ -46,13 +46,13 @@ pub struct Listeners {
 
 impl Listeners {
     /// Divides `descriptors`: half for ext-proc, an eighth for KV events, a sixteenth each for health and admin. The
-    /// remaining quarter is for scrapes, files and the runtime.
+    /// remaining quarter is for scrapes, files and the runtime. At most `streams` are open on the ext-proc port.
     #[must_use]
-    pub fn of(descriptors: usize) -> Self {
+    pub fn of(descriptors: usize, streams: usize) -> Self {
         let share = |part: usize, most: usize| ConnectionLimits::of((descriptors / part).min(most));
         let kv_events = ConnectionLimits { held_bytes: MAX_KV_EVENT_BYTES, ..share(8, MAX_KV_EVENTS) };
         Self {
-            ext_proc: Connections::new(share(2, MAX_EXT_PROC)),
+            ext_proc: Connections::new(ConnectionLimits { streams, ..share(2, MAX_EXT_PROC) }),
             health: Connections::new(share(16, MAX_HEALTH)),
             admin: Connections::new(share(16, MAX_ADMIN)),
             kv_events: Connections::new(kv_events),

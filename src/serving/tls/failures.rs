@@ -1,15 +1,10 @@
-//! Failed handshakes: counted by cause, and logged at most once in [`LOG_INTERVAL`] per cause.
+//! Failed handshakes, counted by cause. A [`LogCounter`] per cause bounds their number in the log.
 
-use parking_lot::Mutex;
+use crate::log_counter::LogCounter;
 use rustls::{CertificateError, Error, InvalidMessage};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 use tokio::time::Instant;
-
-/// Shortest time between two failures of one cause that are logged at WARN; others are logged at DEBUG.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The reason for which a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,35 +116,14 @@ impl FailureCause {
     }
 }
 
-/// Counter of failures with one cause, and when one was last logged.
-#[derive(Debug, Default)]
-struct Failures {
-    count: AtomicU64,
-    /// Time of the last log at WARN, and the count then.
-    logged: Mutex<Option<(Instant, u64)>>,
-}
-
-impl Failures {
-    /// Counts a failure. If it should be logged, returns the number of failures before it that were not logged.
-    fn count(&self, now: Instant) -> Option<u64> {
-        let count = self.count.fetch_add(1, Relaxed) + 1;
-        let mut logged = self.logged.lock();
-        if logged.is_some_and(|(at, _)| now < at + LOG_INTERVAL) {
-            return None;
-        }
-        let before = logged.replace((now, count)).map_or(0, |(_, count)| count);
-        Some(count.saturating_sub(before + 1))
-    }
-}
-
 /// All failures of a listener, by cause.
 #[derive(Debug, Default)]
-pub struct HandshakeFailures([Failures; FailureCause::ALL.len()]);
+pub struct HandshakeFailures([LogCounter; FailureCause::ALL.len()]);
 
 impl HandshakeFailures {
     /// Returns the number of failed handshakes by cause.
     pub fn counts(&self) -> impl Iterator<Item = (FailureCause, u64)> + '_ {
-        FailureCause::ALL.into_iter().zip(&self.0).map(|(cause, failures)| (cause, failures.count.load(Relaxed)))
+        FailureCause::ALL.into_iter().zip(&self.0).map(|(cause, failures)| (cause, failures.get()))
     }
 
     /// Counts and logs a failure.
@@ -165,22 +139,5 @@ impl HandshakeFailures {
             }
             _ => tracing::debug!(peer, cause = cause.label(), %error, "TLS handshake failed"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_of_one_cause_are_logged_once_an_interval_and_all_counted() {
-        let (failures, now) = (Failures::default(), Instant::now());
-        assert_eq!(failures.count(now), Some(0));
-        for second in 0..100 {
-            assert_eq!(failures.count(now + LOG_INTERVAL * second / 100), None);
-        }
-        assert_eq!(failures.count(now + LOG_INTERVAL), Some(100));
-        assert_eq!(failures.count(now + LOG_INTERVAL * 3), Some(0));
-        assert_eq!(failures.count.load(Relaxed), 103);
     }
 }

@@ -105,6 +105,70 @@ fn exceeded_quota_gets_aibrix_message_and_retry_after() {
     }
 }
 
+/// 50 tensors booked the tokens of one response, so 50 times the limit passed at once.
+#[test]
+fn burst_of_embeddings_exceeds_the_token_limit_before_any_response() {
+    let tensor = "A".repeat(1_365 * 5_000);
+    let fifty = json!({"model": "m", "prompt_embeds": vec!["AAAA"; 50], "max_tokens": 10});
+    let long = json!({"model": "m", "prompt_embeds": tensor, "max_tokens": 10});
+    let part = json!({"type": "image_embeds", "image_embeds": {"image_embeds": tensor}});
+    let message = json!({"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": [part]}]});
+    for (path, sent) in [("/v1/completions", fifty), ("/v1/completions", long), ("/v1/chat/completions", message)] {
+        let world = world(quota::Limits { tokens_per_minute: Some(4_000), ..NONE });
+        let mut exchange = world.exchange();
+        let all = [(":path", path), (":method", "POST"), ("x-tenant", "acme")];
+        let first = Message::RequestHeaders(headers(&all, false));
+        send(&mut exchange, ProcessingRequest { protocol_config: duplex(), ..request(first) });
+        let told = send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
+        let (status, text) = Answered::of(&told).refused.unwrap_or_default();
+        assert_eq!(status, 429, "{path}: {text}");
+    }
+}
+
+/// The replies to a GET with this many headers, pseudo-headers included.
+fn with_headers(world: &World, count: usize) -> (Exchange, Answered) {
+    let mut exchange = world.exchange();
+    let names: Vec<String> = (0..count - 2).map(|i| format!("x-{i}")).collect();
+    let all: Vec<(&str, &str)> = [(":path", "/v1/models/a"), (":method", "GET")]
+        .into_iter()
+        .chain(names.iter().map(|name| (name.as_str(), "1")))
+        .collect();
+    let told = send(&mut exchange, request(Message::RequestHeaders(headers(&all, true))));
+    (exchange, Answered::of(&told))
+}
+
+/// Envoy responds 500 when headers that Attaché adds exceed its limit of 100.
+#[test]
+fn request_with_too_many_headers_gets_431_and_others_fit_with_those_added() {
+    let world = Setup::default().build();
+    let (exchange, told) = with_headers(&world, 96);
+    assert!(exchange.is_routed());
+    assert!(96 + told.set.len() <= 100, "{:?}", told.set);
+    for count in [97, 100, 1_000] {
+        let (exchange, told) = with_headers(&world, count);
+        assert_eq!(exchange.outcome(), Some(Outcome::Rejected));
+        let (status, text) = told.refused.unwrap();
+        assert!(status == 431 && text.contains(&format!("has {count} headers, 96 are allowed")), "{status} {text}");
+    }
+    assert_eq!(world.processor.metrics.limit_count(Limit::Headers), 3);
+}
+
+#[test]
+fn response_with_as_many_headers_as_envoy_allows_gets_no_further_ones() {
+    let world = world(quota::Limits { requests_per_minute: Some(20), ..NONE });
+    for (received, added) in [(2, 2), (98, 2), (99, 1), (100, 0), (120, 0)] {
+        let (mut exchange, _) = ask(&world, "acme", &completion("m", "p"));
+        let names: Vec<String> = (0..received - 2).map(|i| format!("x-{i}")).collect();
+        let all: Vec<(&str, &str)> = [(":status", "200"), ("content-type", "application/json")]
+            .into_iter()
+            .chain(names.iter().map(|name| (name.as_str(), "1")))
+            .collect();
+        let told = Answered::of(&send(&mut exchange, request(Message::ResponseHeaders(headers(&all, true)))));
+        assert_eq!(told.set.len(), added, "{received} headers: {:?}", told.set);
+    }
+    assert_eq!(world.processor.metrics.limit_count(Limit::Headers), 3);
+}
+
 #[test]
 fn requests_without_tenant_share_a_quota_and_get_requests_are_free() {
     let world = world(quota::Limits { requests_per_minute: Some(1), ..NONE });
