@@ -61,7 +61,7 @@ mod over_nats {
     use crate::telemetry::sync::LinkStatus;
     use anyhow::Context;
     use attache_nats::{NatsConfig, NatsStats};
-    use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState};
+    use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState, sender_of, token_of};
     use std::sync::atomic::Ordering::Relaxed;
     use std::time::Duration;
     use tokio::sync::mpsc;
@@ -92,9 +92,10 @@ mod over_nats {
             let Some(wanted) = &settings.sync else { return Ok(None) };
             let cache_seed = seed(wanted)?;
             warn_of_open_bus(&wanted.nats);
-            let sender = rng::system_seed().max(1);
+            let random = rng::system_seed();
             let name = wanted.name.clone().or_else(|| std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty()));
-            let name = name.unwrap_or_else(|| format!("{sender:016x}"));
+            let name = name.unwrap_or_else(|| format!("{random:016x}"));
+            let sender = sender_of(&token_of(&name), random);
             let (outbox, queue, link) = attache_nats::outbox();
             let identity = ReplicaSettings { name, sender, seed: cache_seed };
             let replica = Arc::new(Replica::new(identity, Arc::new(outbox), pressure));

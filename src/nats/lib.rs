@@ -1,8 +1,9 @@
 //! Carries the messages between pickers over NATS core: no stream, no acknowledgement.
 //!
-//! Each picker publishes to `PREFIX.sync.v1.all.SENDER`, or to `PREFIX.sync.v1.to.RECEIVER.SENDER` for one other
-//! picker. SENDER and RECEIVER are the identities of processes in hexadecimal. NATS permissions can bind a user to its
-//! own subjects, so a receiver takes the sender from the subject.
+//! Each picker publishes to `PREFIX.sync.v2.all.NAME.SENDER`, or to `PREFIX.sync.v2.to.RECEIVER.NAME.SENDER` for one
+//! other picker. NAME is the name of the picker ([`attache_sync::token_of`]); SENDER and RECEIVER are the identities of
+//! processes in hexadecimal. NATS permissions can bind a user to a name. A receiver takes the sender from the subject,
+//! and drops messages whose sender is no process of the name.
 //!
 //! A request never waits for NATS: messages pass a bounded queue, and those that can't be sent are dropped and counted.
 //! The other pickers find the gap by the next heartbeat.
@@ -18,7 +19,7 @@ mod reports;
 
 use async_nats::connection::State;
 use async_nats::{Client, ConnectOptions, Message, Subscriber};
-use attache_sync::{Outbox, Replica};
+use attache_sync::{Outbox, Replica, is_sender_of};
 use attache_types::clock::Clock;
 use futures_util::{FutureExt as _, StreamExt as _};
 use rand::RngExt as _;
@@ -166,7 +167,7 @@ pub async fn run(
     clock: Clock,
     stop: CancellationToken,
 ) {
-    let subjects = Subjects { prefix, sender: replica.sender() };
+    let subjects = Subjects { prefix, name: replica.token(), sender: replica.sender() };
     let Some((mut all, mut own)) = subscribe(&client, &subjects, &stop).await else { return };
     let mut next = replica.tick(clock.now());
     loop {
@@ -185,8 +186,8 @@ pub async fn run(
 /// Subscribes to the messages of all other pickers, and to those to this one.
 async fn subscribe(client: &Client, subjects: &Subjects, stop: &CancellationToken) -> Option<(Subscriber, Subscriber)> {
     let subscribe = async {
-        let all = client.subscribe(subjects.all("*")).await;
-        let own = client.subscribe(subjects.to(subjects.sender, "*")).await;
+        let all = client.subscribe(subjects.all("*.*")).await;
+        let own = client.subscribe(subjects.to(subjects.sender, "*.*")).await;
         all.and_then(|all| Ok((all, own?)))
     };
     let subscribed = stop.run_until_cancelled(subscribe).await?;
@@ -195,7 +196,7 @@ async fn subscribe(client: &Client, subjects: &Subjects, stop: &CancellationToke
 
 /// Hands a message to the client, which never waits here.
 fn send(client: &Client, subjects: &Subjects, to: Option<u64>, message: Vec<u8>, stats: &NatsStats) {
-    let sender = format!("{:016x}", subjects.sender);
+    let sender = format!("{}.{:016x}", subjects.name, subjects.sender);
     let subject = match to {
         None => subjects.all(&sender),
         Some(to) => subjects.to(to, &sender),
@@ -211,22 +212,53 @@ fn send(client: &Client, subjects: &Subjects, to: Option<u64>, message: Vec<u8>,
 }
 
 fn receive(replica: &Replica, message: &Message, clock: Clock) {
-    let sender = message.subject.rsplit('.').next().and_then(|sender| u64::from_str_radix(sender, 16).ok());
-    // 0 is the identity of no picker: a subject without a sender makes the message invalid.
-    replica.receive(Some(sender.unwrap_or(0)), &message.payload, clock.now());
+    // 0 is the identity of no picker: a subject without a valid sender makes the message invalid.
+    replica.receive(Some(sender(&message.subject).unwrap_or(0)), &message.payload, clock.now());
+}
+
+/// The sender of a subject, if it is a process of the name before it.
+fn sender(subject: &str) -> Option<u64> {
+    let (before, sender) = subject.rsplit_once('.')?;
+    let (_, name) = before.rsplit_once('.')?;
+    u64::from_str_radix(sender, 16).ok().filter(|sender| is_sender_of(name, *sender))
 }
 
 struct Subjects {
     prefix: String,
+    /// Token of the picker's name.
+    name: String,
     sender: u64,
 }
 
 impl Subjects {
     fn all(&self, sender: &str) -> String {
-        format!("{}.sync.v1.all.{sender}", self.prefix)
+        format!("{}.sync.v2.all.{sender}", self.prefix)
     }
 
     fn to(&self, receiver: u64, sender: &str) -> String {
-        format!("{}.sync.v1.to.{receiver:016x}.{sender}", self.prefix)
+        format!("{}.sync.v2.to.{receiver:016x}.{sender}", self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attache_sync::{sender_of, token_of};
+
+    #[test]
+    fn subject_has_a_sender_only_of_the_name_before_it() {
+        let (a, b) = (token_of("epp.a"), token_of("epp.b"));
+        let (own, other) = (sender_of(&a, 7), sender_of(&b, 7));
+        assert_eq!(sender(&format!("p.sync.v2.all.{a}.{own:016x}")), Some(own));
+        assert_eq!(sender(&format!("p.q.sync.v2.to.00000000000000aa.{a}.{own:016x}")), Some(own));
+        for subject in [
+            format!("p.sync.v2.all.{a}.{other:016x}"),
+            format!("p.sync.v2.all.{b}.{own:016x}"),
+            format!("p.sync.v2.all.{own:016x}"),
+            format!("p.sync.v2.all.{a}.unknown"),
+            "p".to_owned(),
+        ] {
+            assert_eq!(sender(&subject), None, "{subject}");
+        }
     }
 }

@@ -27,7 +27,7 @@ impl ResponseTable {
     /// Records that endpoint `owner` of `pool` stores the response `id`. Returns the hash of the id.
     pub fn learn(&self, pool: &Arc<str>, id: &str, owner: EndpointId) -> u64 {
         let hash = self.hash(id);
-        self.stored(pool, hash, owner);
+        self.owners.insert(hash, (pool.clone(), owner));
         hash
     }
 
@@ -44,7 +44,29 @@ impl ResponseTable {
 }
 
 impl StoredResponses for ResponseTable {
+    /// An owner that is known stays: a response is stored once, and another picker may be wrong about it.
     fn stored(&self, pool: &Arc<str>, response: u64, owner: EndpointId) {
-        self.owners.insert(response, (pool.clone(), owner));
+        if self.owners.peek(&response).is_none() {
+            self.owners.insert(response, (pool.clone(), owner));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announced_owner_of_a_response_stays() {
+        let (table, pool): (_, Arc<str>) = (ResponseTable::new(10, 1), "pool".into());
+        let response = table.learn(&pool, "resp_1", EndpointId(1));
+        table.stored(&pool, response, EndpointId(2));
+        assert_eq!(table.owner("pool", "resp_1"), Some(EndpointId(1)), "another picker says otherwise");
+        let other = table.hash("resp_2");
+        table.stored(&pool, other, EndpointId(2));
+        table.stored(&"other".into(), other, EndpointId(3));
+        assert_eq!(table.owner("pool", "resp_2"), Some(EndpointId(2)));
+        table.learn(&pool, "resp_2", EndpointId(4));
+        assert_eq!(table.owner("pool", "resp_2"), Some(EndpointId(4)), "this picker has seen the response itself");
     }
 }

@@ -26,6 +26,8 @@ const RETRY_PEER: Duration = Duration::from_secs(10);
 const NO_SOURCE_WAIT: Duration = Duration::from_millis(2 * HEARTBEAT_EVERY.as_millis() as u64);
 /// After this time, the index of a picker without peers is as good as theirs.
 const JOINS_FOR: Duration = Duration::from_secs(30);
+/// After this time, the import of a pool ends with what has arrived. An index of 256 MiB takes some ten seconds.
+const MAX_IMPORT: Duration = Duration::from_secs(120);
 /// Without metrics of an endpoint, which tell the size of a block, a pool is imported after this time.
 const METRICS_WAIT: Duration = Duration::from_secs(2);
 
@@ -97,6 +99,8 @@ pub(crate) struct Joining {
     peer: Option<u64>,
     cursor: u64,
     asked: Option<Asked>,
+    /// When a peer was first asked for this pool.
+    began: Option<Timestamp>,
     /// A chunk is being imported.
     busy: bool,
     timed_out: AHashMap<u64, Timestamp>,
@@ -118,6 +122,7 @@ impl Joining {
             peer: None,
             cursor: 0,
             asked: None,
+            began: None,
             busy: false,
             timed_out: AHashMap::new(),
             refused: AHashSet::new(),
@@ -148,7 +153,7 @@ impl Joining {
     }
 
     fn begin_pool(&mut self) {
-        (self.cursor, self.asked) = (0, None);
+        (self.cursor, self.asked, self.began) = (0, None, None);
         self.refused.clear();
     }
 
@@ -206,6 +211,7 @@ impl Joining {
             };
             let unit = WireUnit::of(view?.cache.as_ref()?.unit());
             let attempts = self.asked.map_or(1, |asked| asked.attempts + 1);
+            self.began.get_or_insert(now);
             (self.peer, self.asked) = (Some(peer), Some(Asked { at: now, attempts }));
             let (block_tokens, block_bytes) = (unit.tokens, unit.bytes);
             let pool = self.pending.front()?.key;
@@ -279,21 +285,27 @@ impl Joining {
         Some(asked.at)
     }
 
-    /// Continues after the chunk at `cursor` that was accepted, unless the pool has changed meanwhile.
-    pub(crate) fn settle(&mut self, pool: u64, cursor: u64, outcome: ChunkOutcome) {
+    /// Continues after the chunk at `cursor` that was accepted, unless the pool has changed meanwhile. Returns false if
+    /// the import ends before the peer has said so.
+    pub(crate) fn settle(&mut self, pool: u64, cursor: u64, outcome: ChunkOutcome, now: Timestamp) -> bool {
         self.busy = false;
         if self.pending.front().is_none_or(|first| first.key != pool) || self.cursor != cursor {
-            return;
+            return true;
         }
+        let is_late = self.began.is_some_and(|began| began.after(MAX_IMPORT) <= now);
         match outcome {
             ChunkOutcome::Refused => {
                 self.refused.extend(self.peer);
                 self.leave();
+                true
             }
             ChunkOutcome::Imported(next) => {
                 self.chunks += 1;
-                match next {
-                    Some(next) => self.cursor = next,
+                match next.filter(|_| !is_late) {
+                    Some(next) => {
+                        self.cursor = next;
+                        true
+                    }
                     None => {
                         self.pending.pop_front();
                         self.begin_pool();
@@ -301,6 +313,7 @@ impl Joining {
                         if self.pending.is_empty() {
                             self.leave();
                         }
+                        next.is_none()
                     }
                 }
             }

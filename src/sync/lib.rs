@@ -27,6 +27,7 @@
 mod bus;
 mod generated;
 mod herd;
+mod identity;
 mod joining;
 mod mirror;
 mod own;
@@ -46,6 +47,7 @@ mod transfer;
 mod wire;
 
 pub use bus::{MemoryBus, MemoryBusSettings, Outbox};
+pub use identity::{is_sender_of, sender_of, token_of};
 pub use joining::{SnapshotProgress, SnapshotState};
 pub use own::{BookedBlocks, OwnBooking};
 pub use peer::SILENT_AFTER;

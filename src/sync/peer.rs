@@ -6,7 +6,7 @@ use crate::pools::MAX_EJECTED;
 use crate::received::Received;
 use crate::records::unseal_service;
 use crate::stats::add;
-use crate::wire::digest;
+use crate::wire::{HEARTBEAT_EVERY, digest};
 use ahash::{AHashMap, AHashSet};
 use attache_prefix::index::TenantId;
 use attache_types::clock::Timestamp;
@@ -35,6 +35,11 @@ const MAX_EARLY_BYTES: usize = 16 << 20;
 const MAX_COLUMN_BYTES: usize = 64 << 20;
 /// Most prompts that are requested at a time; the oldest are given up.
 const MAX_UNKNOWN_PATHS: usize = 1_024;
+/// Batches that a sender may be ahead of what is known of it: more than it sends between two heartbeats. Behind a longer
+/// pause, its next heartbeat comes first.
+const MAX_AHEAD: u64 = 1 << 16;
+/// Shortest time between two heartbeats that are compared. Messages may overtake each other.
+const COMPARE_AFTER: Duration = Duration::from_millis(HEARTBEAT_EVERY.as_millis() as u64 / 2);
 /// Most parts of a column.
 const MAX_PARTS: u32 = 4_096;
 /// Most requests in flight of one picker. Further ones are not counted.
@@ -62,6 +67,8 @@ pub(crate) struct PeerColumn {
     received: Received,
     /// The last batch that a heartbeat named.
     announced: u64,
+    /// When a heartbeat was last compared, and the highest batch that was received then.
+    compared: Option<(Timestamp, u64)>,
     /// The batch that is applied now arrived later than others of its time.
     late: bool,
     requests: AHashMap<u64, Mirror>,
@@ -95,6 +102,7 @@ impl PeerColumn {
             joins: false,
             received: Received::default(),
             announced: 0,
+            compared: None,
             late: false,
             requests: AHashMap::new(),
             blocks: 0,
@@ -156,6 +164,9 @@ impl PeerColumn {
     pub(crate) fn batch(&mut self, batch: v1::Batch, scene: &mut Scene<'_>) {
         // No times are learned from a batch that was lost and sent again: its changes were made some time ago.
         self.late = batch.number <= self.received.last().max(self.announced);
+        if self.is_beyond(batch.number) {
+            return add(&scene.stats.contradictions, 1);
+        }
         if batch.number > 0 {
             // The column has its changes.
             if self.received.is_hopeless() {
@@ -323,7 +334,8 @@ impl PeerColumn {
     /// Reads a heartbeat. Returns what must be requested.
     pub(crate) fn heartbeat(&mut self, heartbeat: v1::Heartbeat, scene: &mut Scene<'_>) -> Option<v1::Resend> {
         (self.name, self.joins) = (heartbeat.name, heartbeat.joining);
-        self.announced = self.announced.max(heartbeat.last_batch);
+        self.compare(heartbeat.last_batch, scene);
+        self.announced = heartbeat.last_batch;
         self.warn(heartbeat.ejected, scene);
         if !self.needs_column && !self.received.has_gap() && self.received.last() == heartbeat.last_batch {
             let equal = (heartbeat.digest, heartbeat.requests) == (self.digest, self.requests.len() as u64);
@@ -333,6 +345,31 @@ impl PeerColumn {
             }
         }
         self.missing(heartbeat.last_batch, scene)
+    }
+
+    /// Whether a batch is further ahead than its sender can be.
+    fn is_beyond(&self, number: u64) -> bool {
+        let known = self.received.last().max(self.announced);
+        known > 0 && number > known.saturating_add(MAX_AHEAD)
+    }
+
+    /// Begins anew where a heartbeat names a batch before one that was received some time ago. Someone else has used
+    /// the sender's identity, or numbers that it never sent.
+    fn compare(&mut self, last_batch: u64, scene: &Scene<'_>) {
+        let Some((at, received)) = self.compared else {
+            self.compared = Some((scene.now, self.received.last()));
+            return;
+        };
+        if scene.now.since(at) < COMPARE_AFTER {
+            return;
+        }
+        if last_batch < received {
+            add(&scene.stats.contradictions, 1);
+            self.silence();
+            self.received = Received::default();
+            self.needs_column = true;
+        }
+        self.compared = Some((scene.now, self.received.last()));
     }
 
     /// Passes on which endpoints the peer has ejected since its last heartbeat.
@@ -377,7 +414,10 @@ impl PeerColumn {
     /// Takes one part of the column. The last one replaces the requests in flight.
     pub(crate) fn column(&mut self, column: v1::Column, scene: &mut Scene<'_>) {
         // A picker that no longer has a requested batch sends its column instead.
-        let needed = self.needs_column || self.received.lacks(column.at_batch);
+        let needed = self.needs_column || (self.asked_at.is_some() && self.received.lacks(column.at_batch));
+        if self.is_beyond(column.at_batch) {
+            return add(&scene.stats.contradictions, 1);
+        }
         if !needed || column.parts > MAX_PARTS || column.part >= column.parts {
             return;
         }

@@ -1,4 +1,4 @@
-//! Bounds what a sender may cost before its messages are read.
+//! Bounds what a picker may cost before its messages are read, however many senders it claims to be.
 
 use crate::wire::MAX_PEERS;
 use ahash::AHashMap;
@@ -11,7 +11,7 @@ const BYTES_PER_SECOND: u64 = 64 << 20;
 /// What a message costs beside its size and [`crate::wire::cost`], bytes.
 const MESSAGE_COST: u64 = 1 << 10;
 
-/// The messages of one sender, as a bucket that leaks at the highest rate.
+/// The messages of one picker, as a bucket that leaks at the highest rate.
 #[derive(Debug)]
 struct Bucket {
     filled: u64,
@@ -26,15 +26,15 @@ impl Bucket {
     }
 }
 
-/// The rates of all senders.
+/// The rates of all pickers.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
-    buckets: AHashMap<u64, Bucket>,
+    buckets: AHashMap<u32, Bucket>,
 }
 
 impl Rates {
     /// Whether a message of `bytes` from `sender` is within its rate.
-    pub(crate) fn allow(&mut self, sender: u64, bytes: usize, now: Timestamp) -> bool {
+    pub(crate) fn allow(&mut self, sender: u32, bytes: usize, now: Timestamp) -> bool {
         let bucket = self.bucket(sender, now);
         let filled = bucket.filled + bytes as u64 + MESSAGE_COST;
         let fits = filled <= BYTES_PER_SECOND;
@@ -46,14 +46,14 @@ impl Rates {
 
     /// Adds the `cost` of a message that was read. False if the sender's bucket overflows: the message must not be
     /// applied, and later ones are not read until the bucket has leaked.
-    pub(crate) fn charge(&mut self, sender: u64, cost: usize, now: Timestamp) -> bool {
+    pub(crate) fn charge(&mut self, sender: u32, cost: usize, now: Timestamp) -> bool {
         let bucket = self.bucket(sender, now);
         let filled = bucket.filled + cost as u64;
         bucket.filled = filled.min(BYTES_PER_SECOND);
         filled <= BYTES_PER_SECOND
     }
 
-    fn bucket(&mut self, sender: u64, now: Timestamp) -> &mut Bucket {
+    fn bucket(&mut self, sender: u32, now: Timestamp) -> &mut Bucket {
         let is_new = !self.buckets.contains_key(&sender);
         if is_new && self.buckets.len() > 2 * MAX_PEERS {
             self.buckets.retain(|_, bucket| now.since(bucket.at) < Duration::from_secs(1));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     /// Messages of 64 KiB that `sender` may send at once.
-    fn burst(rates: &mut Rates, sender: u64, milliseconds: u64) -> usize {
+    fn burst(rates: &mut Rates, sender: u32, milliseconds: u64) -> usize {
         (0..10_000).take_while(|_| rates.allow(sender, (64 << 10) - MESSAGE_COST as usize, at(milliseconds))).count()
     }
 

@@ -3,6 +3,7 @@
 use crate::bus::Outbox;
 use crate::generated::v1;
 use crate::herd::Herd;
+use crate::identity::{member_of, token_of};
 use crate::joining::Joining;
 use crate::mirror::Scene;
 use crate::own::{Own, OwnBooking};
@@ -36,7 +37,7 @@ const LOSS_KNOWN: Duration = Duration::from_secs(5);
 pub struct ReplicaSettings {
     /// Name of the picker, for people: the pod's name.
     pub name: String,
-    /// Random identity of this process, not 0.
+    /// Identity of this process, not 0; see [`crate::sender_of`].
     pub sender: u64,
     /// The cluster's key, from which all pickers derive equal block keys and endpoint incarnations.
     pub seed: u64,
@@ -156,6 +157,12 @@ impl Replica {
         &self.stats
     }
 
+    /// The name of this picker as a token of a subject.
+    #[must_use]
+    pub fn token(&self) -> String {
+        token_of(&self.settings.name)
+    }
+
     /// The identity of this process.
     #[must_use]
     pub fn sender(&self) -> u64 {
@@ -209,11 +216,11 @@ impl Replica {
 
     /// Reads a message. `from` is the sender that the transport vouches for, if it does.
     pub fn receive(&self, from: Option<u64>, message: &[u8], now: Timestamp) {
-        if from.is_some_and(|from| !self.rates.lock().allow(from, message.len(), now)) {
+        if from.is_some_and(|from| !self.rates.lock().allow(member_of(from), message.len(), now)) {
             return add(&self.stats.excess_messages, 1);
         }
         let Some((sender, body)) = self.read(from, message) else { return };
-        if from.is_some_and(|from| !self.rates.lock().charge(from, wire::cost(&body), now)) {
+        if from.is_some_and(|from| !self.rates.lock().charge(member_of(from), wire::cost(&body), now)) {
             return add(&self.stats.excess_messages, 1);
         }
         add(&self.stats.received_messages, 1);
@@ -239,7 +246,7 @@ impl Replica {
     /// Whether a `Resend` of this peer is answered now.
     fn may_ask(&self, sender: u64, now: Timestamp) -> bool {
         let columns = &mut self.peers.lock().columns;
-        if columns.len() >= MAX_PEERS && !columns.contains_key(&sender) {
+        if !admit(columns, sender, now) {
             return false;
         }
         columns.entry(sender).or_insert_with(|| PeerColumn::new(now)).may_ask(now)
@@ -249,22 +256,26 @@ impl Replica {
     fn apply(&self, sender: u64, mut body: Body, now: Timestamp) -> Option<Body> {
         let mut peers = self.peers.lock();
         let Peers { pools, columns, losses, joining, serving, .. } = &mut *peers;
-        if columns.len() >= MAX_PEERS && !columns.contains_key(&sender) {
-            add(&self.stats.invalid_messages, 1);
+        if !admit(columns, sender, now) {
+            add(&self.stats.refused_senders, 1);
             return None;
         }
         if let Body::Heartbeat(heartbeat) = &mut body {
             heartbeat.name = heartbeat.name.chars().take(MAX_NAME).collect();
             Self::drop_predecessors(columns, sender, &heartbeat.name, now);
         }
-        if let Body::Batch(batch) = &body {
-            let lost = batch.events.iter().filter_map(|event| match &event.kind {
+        if let Body::Batch(batch) = &mut body {
+            // A loss that was announced just now is no news, whoever repeats it.
+            batch.events.retain(|event| match &event.kind {
                 Some(v1::event::Kind::Lost(lost)) if pools.locate(lost.endpoint).is_some() => {
-                    Some((lost.endpoint, now))
+                    let is_known = losses.get(&lost.endpoint).is_some_and(|at| at.after(LOSS_KNOWN) > now);
+                    if !is_known {
+                        losses.insert(lost.endpoint, now);
+                    }
+                    !is_known
                 }
-                _ => None,
+                _ => true,
             });
-            losses.extend(lost);
             let mut herd = self.herd.lock();
             for event in &batch.events {
                 if let Some(v1::event::Kind::Booked(booked)) = &event.kind
@@ -322,7 +333,8 @@ impl Replica {
     /// Drops the column of an earlier process of the same name.
     fn drop_predecessors(columns: &mut AHashMap<u64, PeerColumn>, sender: u64, name: &str, now: Timestamp) {
         columns.retain(|other, column| {
-            *other == sender || column.name != name || now.since(column.last_heard) < 2 * HEARTBEAT_EVERY
+            let is_other = *other == sender || member_of(*other) != member_of(sender) || column.name != name;
+            is_other || now.since(column.last_heard) < 2 * HEARTBEAT_EVERY
         });
     }
 
@@ -402,6 +414,28 @@ impl Replica {
         all.sort_by(|a, b| (&a.name, a.sender).cmp(&(&b.name, b.sender)));
         all
     }
+}
+
+/// Whether there is a column for `sender`, or one can be made for it. When there are too many, one of a silent sender
+/// makes room, or one of the picker with the most senders if the new one's has fewer.
+fn admit(columns: &mut AHashMap<u64, PeerColumn>, sender: u64, now: Timestamp) -> bool {
+    if columns.len() < MAX_PEERS || columns.contains_key(&sender) {
+        return true;
+    }
+    let silent = columns.iter().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) <= now);
+    let silent = silent.min_by_key(|(sender, column)| (column.last_heard, **sender)).map(|(sender, _)| *sender);
+    let excess = || {
+        let mut senders: AHashMap<u32, usize> = AHashMap::new();
+        columns.keys().for_each(|sender| *senders.entry(member_of(*sender)).or_default() += 1);
+        let (largest, most) =
+            senders.iter().map(|(member, count)| (*member, *count)).max_by_key(|(_, count)| *count)?;
+        let own = senders.get(&member_of(sender)).copied().unwrap_or(0);
+        let of_largest = columns.iter().filter(|(sender, _)| member_of(**sender) == largest);
+        // A sender without a name has sent no heartbeat.
+        let by_proof = |(sender, column): &(&u64, &PeerColumn)| (!column.name.is_empty(), column.last_heard, **sender);
+        of_largest.min_by_key(by_proof).map(|(sender, _)| *sender).filter(|_| own + 1 < most)
+    };
+    silent.or_else(excess).and_then(|sender| columns.remove(&sender)).is_some()
 }
 
 /// A booking of this picker that its peers know. Drop reports a disconnect.

@@ -15,6 +15,10 @@ pub struct SyncStats {
     pub received_bytes: AtomicU64,
     /// Received messages that were dropped: too large, not readable, of another version, or sent under another name.
     pub invalid_messages: AtomicU64,
+    /// Messages of senders beyond the largest number of peers.
+    pub refused_senders: AtomicU64,
+    /// Batches, columns and heartbeats whose numbers contradict those that their sender had before.
+    pub contradictions: AtomicU64,
     /// Received messages that were dropped because their sender exceeded 64 MiB per second.
     pub excess_messages: AtomicU64,
     /// Requests that were not counted, or whose prompts were not recorded, because their picker has too many in flight.
@@ -37,6 +41,8 @@ pub struct SyncStats {
     pub received_chunks: AtomicU64,
     /// Blocks of chunks that were new to an endpoint.
     pub imported_blocks: AtomicU64,
+    /// Imports of a pool that ended after their longest time, before the peer had sent everything.
+    pub unfinished_imports: AtomicU64,
     /// Chunks that were dropped because they do not follow the protocol.
     pub invalid_chunks: AtomicU64,
     /// Requests and chunks that were refused because the size of a block differs.

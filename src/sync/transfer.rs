@@ -94,7 +94,9 @@ impl Replica {
         let ids: Vec<Option<EndpointId>> = chunk.endpoints.iter().map(&mut id).collect();
         drop(peers);
         let outcome = self.import_chunk(chunk, view, &ids, now);
-        self.peers.lock().joining.settle(pool, cursor, outcome);
+        if !self.peers.lock().joining.settle(pool, cursor, outcome, now) {
+            add(&self.stats.unfinished_imports, 1);
+        }
         if self.pull(now).is_some() {
             self.outbox.wake();
         }

@@ -8,10 +8,12 @@ use v1::message::Body;
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
-/// Messages of further senders are dropped.
+/// Most senders with a column.
 pub(crate) const MAX_PEERS: usize = 64;
 /// Messages above this size are dropped before they are read, bytes.
 const MAX_MESSAGE: usize = 1 << 20;
+/// What a stored response costs, bytes: a picker that announces too many would displace those of others.
+const STORED_COST: usize = 4 << 10;
 /// What an event costs beside its bytes and those of its keys, bytes.
 const EVENT_COST: usize = 128;
 /// Version of the messages.
@@ -34,6 +36,7 @@ pub(crate) fn cost(body: &Body) -> usize {
     let of = |booked: &v1::Booked| booked.blocks.as_ref().map_or(0, |blocks| blocks.base_blocks as usize * 8);
     let of_event = |event: &v1::Event| match &event.kind {
         Some(v1::event::Kind::Booked(booked)) => EVENT_COST + of(booked),
+        Some(v1::event::Kind::Stored(_)) => STORED_COST,
         _ => EVENT_COST,
     };
     match body {

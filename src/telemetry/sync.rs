@@ -44,6 +44,15 @@ const COUNTERS: &[SyncCounter] = &[
     ("sync_sent_messages", "messages sent to other pickers", |s| &s.sent_messages),
     ("sync_received_messages", "valid messages received from other pickers", |s| &s.received_messages),
     ("sync_invalid_messages", "messages that were dropped unread or are not readable", |s| &s.invalid_messages),
+    ("sync_refused_senders", "messages of senders beyond the 64 that are followed", |s| &s.refused_senders),
+    (
+        "sync_contradictions",
+        "batches, columns and heartbeats whose numbers contradict those that their sender had before",
+        |s| &s.contradictions,
+    ),
+    ("sync_snapshot_unfinished", "imports of a pool that ended before the peer had sent everything", |s| {
+        &s.unfinished_imports
+    }),
     ("sync_excess_messages", "messages that were dropped because their sender exceeded 64 MiB per second", |s| {
         &s.excess_messages
     }),

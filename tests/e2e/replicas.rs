@@ -5,7 +5,7 @@ mod pressure;
 mod prompts;
 mod queues;
 mod records;
-mod strangers;
+pub(crate) mod strangers;
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -21,12 +21,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A response stream of two minutes.
-const LONG_SSE: &str = "/v1/chat/completions?kind=sse&size=400000&events=2400&pace_ms=50";
+pub(crate) const LONG_SSE: &str = "/v1/chat/completions?kind=sse&size=400000&events=2400&pace_ms=50";
 /// A response stream of about a second.
 const SHORT_SSE: &str = "/v1/chat/completions?kind=sse&size=10000&events=50&pace_ms=20";
 
 /// A configuration with one pool of these servers.
-fn pool(strategy: &str, servers: &[SocketAddr]) -> String {
+pub(crate) fn pool(strategy: &str, servers: &[SocketAddr]) -> String {
     let endpoints: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
     format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {strategy}\n  \
@@ -36,16 +36,16 @@ fn pool(strategy: &str, servers: &[SocketAddr]) -> String {
 }
 
 /// A picker that shares its state over the NATS server at `url`.
-async fn picker(config: &str, name: &str, url: &str) -> AttacheProcess {
+pub(crate) async fn picker(config: &str, name: &str, url: &str) -> AttacheProcess {
     let arguments = ["--config-text", config, "--sync-nats-url", url, "--sync-name", name];
     AttacheProcess::with_arguments(&arguments.map(str::to_owned)).await
 }
 
 /// Two pickers with names `a` and `b` and the same configuration.
-struct Pair {
+pub(crate) struct Pair {
     /// The listeners of their Envoys.
-    to: [SocketAddr; 2],
-    pickers: [AttacheProcess; 2],
+    pub(crate) to: [SocketAddr; 2],
+    pub(crate) pickers: [AttacheProcess; 2],
     /// The last one is dropped last: it holds the lock of the machine.
     envoys: [EnvoyProcess; 2],
 }
@@ -56,21 +56,21 @@ impl Pair {
         Self::of(pickers).await
     }
 
-    async fn of(pickers: [AttacheProcess; 2]) -> Self {
+    pub(crate) async fn of(pickers: [AttacheProcess; 2]) -> Self {
         let first = EnvoyProcess::start(&by_header("original-dst.yaml", &pickers[0])).await;
         let second = first.beside(&by_header("original-dst.yaml", &pickers[1])).await;
         Self { to: [first.listener("inference"), second.listener("inference")], pickers, envoys: [second, first] }
     }
 
     /// Waits until each picker knows the other one.
-    async fn until_peers(&self) {
+    pub(crate) async fn until_peers(&self) {
         let [a, b] = &self.pickers;
         until_peer(a, "b").await;
         until_peer(b, "a").await;
     }
 
     /// Waits until both pickers report these requests in flight for each endpoint, and nothing is missing.
-    async fn until_both(&self, expected: &[u64]) {
+    pub(crate) async fn until_both(&self, expected: &[u64]) {
         eventually(&format!("both pickers to report {expected:?}"), async || {
             let [a, b] = &self.pickers;
             let views = [in_flight(a).await, in_flight(b).await];
@@ -80,7 +80,7 @@ impl Pair {
     }
 
     /// Checks that no request is left anywhere, and that Envoy accepted all responses of the pickers.
-    async fn assert_settled(&self) {
+    pub(crate) async fn assert_settled(&self) {
         for picker in &self.pickers {
             picker.assert_settled().await;
             assert!(!picker.process.stderr().contains("panicked"), "{}", picker.process.stderr());
@@ -92,13 +92,13 @@ impl Pair {
 }
 
 /// The peers of a picker.
-async fn peers(picker: &AttacheProcess) -> Vec<Value> {
+pub(crate) async fn peers(picker: &AttacheProcess) -> Vec<Value> {
     let page = client::get(picker.metrics, "/api/peers").await.expect("the picker's peers").json();
     page["peers"].as_array().unwrap_or_else(|| panic!("no peers in {page}")).clone()
 }
 
 /// Waits until `picker` has received everything of the only peer with this name. Returns the identity of its process.
-async fn until_peer(picker: &AttacheProcess, name: &str) -> String {
+pub(crate) async fn until_peer(picker: &AttacheProcess, name: &str) -> String {
     eventually(&format!("the peer {name}"), async || match &peers(picker).await[..] {
         [peer] if peer["name"] == name && peer["behind"] == false => peer["process"].as_str().map(str::to_owned),
         _ => None,
@@ -107,7 +107,7 @@ async fn until_peer(picker: &AttacheProcess, name: &str) -> String {
 }
 
 /// Requests in flight of each endpoint, as a picker reports them.
-async fn in_flight(picker: &AttacheProcess) -> Vec<u64> {
+pub(crate) async fn in_flight(picker: &AttacheProcess) -> Vec<u64> {
     let endpoints = picker.endpoints().await;
     let count =
         |endpoint: &Value| endpoint["in_flight"].as_u64().unwrap_or_else(|| panic!("no in_flight in {endpoint}"));
@@ -115,7 +115,7 @@ async fn in_flight(picker: &AttacheProcess) -> Vec<u64> {
 }
 
 /// Opens a response stream, and returns after its first event.
-async fn open(to: SocketAddr, target: &str) -> Open {
+pub(crate) async fn open(to: SocketAddr, target: &str) -> Open {
     let request = client::request("POST", to, Http::H1, target, Payload::sized(chat(300, true, 1)));
     let mut open = client::open(to, Http::H1, request).await.expect("a response");
     assert_eq!(open.response.status(), 200);
@@ -124,7 +124,7 @@ async fn open(to: SocketAddr, target: &str) -> Open {
 }
 
 /// Sends a request, and checks that its response comes within `limit`.
-async fn assert_served(to: SocketAddr, limit: Duration) {
+pub(crate) async fn assert_served(to: SocketAddr, limit: Duration) {
     let started = Instant::now();
     let reply = client::post(to, "/v1/chat/completions?size=2000", chat(300, false, 1)).await.expect("a response");
     assert_eq!((reply.status.as_u16(), reply.body.len()), (200, 2000));

@@ -89,19 +89,33 @@ impl NatsProcess {
 
     /// Publishes one message, and waits until the server has it.
     pub(crate) async fn publish(&self, subject: &str, message: &[u8]) {
-        eventually("nats-server to take a message", || async { self.try_publish(subject, message) }).await;
+        let taken =
+            eventually("nats-server to take a message", || async { self.try_publish("", subject, message) }).await;
+        assert_eq!(taken, Ok(()), "a message of {} bytes to {subject}", message.len());
     }
 
-    fn try_publish(&self, subject: &str, message: &[u8]) -> Option<()> {
+    /// Publishes one message as a user, and waits until the server has taken it, or has refused it with this error.
+    pub(crate) async fn publish_as(
+        &self,
+        user: &str,
+        password: &str,
+        subject: &str,
+        message: &[u8],
+    ) -> Result<(), String> {
+        let login = format!(",\"user\":\"{user}\",\"pass\":\"{password}\"");
+        eventually("nats-server to take a message", || async { self.try_publish(&login, subject, message) }).await
+    }
+
+    fn try_publish(&self, login: &str, subject: &str, message: &[u8]) -> Option<Result<(), String>> {
         let mut connection = TcpStream::connect(self.address).ok()?;
         connection.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
         let mut lines = BufReader::new(connection.try_clone().ok()?).lines();
         let info = lines.next()?.ok()?;
         assert!(info.starts_with("INFO "), "{info}");
-        let head = format!("CONNECT {{\"verbose\":false}}\r\nPUB {subject} {}\r\n", message.len());
+        let head = format!("CONNECT {{\"verbose\":false{login}}}\r\nPUB {subject} {}\r\n", message.len());
         connection.write_all(&[head.as_bytes(), message, b"\r\nPING\r\n"].concat()).ok()?;
-        let reply = lines.map_while(Result::ok).find(|line| line != "PING")?;
-        assert_eq!(reply, "PONG", "to a message of {} bytes to {subject}", message.len());
-        Some(())
+        let mut replies = lines.map_while(Result::ok).filter(|line| line != "PING");
+        let reply = replies.next()?;
+        Some(if reply == "PONG" { Ok(()) } else { Err(reply) })
     }
 }

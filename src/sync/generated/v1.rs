@@ -5,7 +5,7 @@ pub struct Message {
     /// Major version: 1. Receivers drop other versions.
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// Identity of the sending process: random, nonzero, new with each start.
+    /// Identity of the sending process, nonzero and new with each start: a hash of its name, then 32 random bits.
     #[prost(fixed64, tag = "2")]
     pub sender: u64,
     /// The only receiver; 0 is all pickers.

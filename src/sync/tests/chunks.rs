@@ -219,3 +219,20 @@ fn messages_stay_below_the_limit_whatever_the_index_holds() {
     }
     assert!(runs >= 29_999, "{runs}");
 }
+
+#[test]
+fn import_without_an_end_stops_after_two_minutes() {
+    let mut cluster = asking();
+    let mut cursor = 0;
+    while state(&cluster, 0) != SnapshotState::Done {
+        assert!(cursor < 400, "it goes on and on");
+        let endless = v1::SnapshotChunk { cursor, next: Some(cursor + 1), ..chunk(&cluster) };
+        let message = encode(STRANGER, None, Body::SnapshotChunk(endless));
+        cluster.members[0].replica.receive(Some(STRANGER), &message, cluster.now);
+        pass_with_stranger(&mut cluster, 1);
+        cursor += 1;
+    }
+    assert!(cursor > 200, "an import may take two minutes: {cursor}");
+    let stats = cluster.members[0].replica.stats();
+    assert_eq!(stats.unfinished_imports.load(std::sync::atomic::Ordering::Relaxed), 1);
+}

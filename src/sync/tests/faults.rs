@@ -262,7 +262,7 @@ fn senders_beyond_the_limit_are_dropped() {
         replica.receive(Some(sender), &message.encode_to_vec(), cluster.now);
     }
     assert_eq!(replica.peers(cluster.now).len(), 64);
-    assert_eq!(replica.stats().invalid_messages.load(Relaxed), 136);
+    assert_eq!(replica.stats().refused_senders.load(Relaxed), 136);
 }
 
 #[test]

@@ -189,3 +189,112 @@ fn long_name_of_a_picker_is_cut() {
     send(&cluster, Body::Heartbeat(v1::Heartbeat { name, ..v1::Heartbeat::default() }));
     assert_eq!(cluster.members[0].replica.peers(cluster.now)[0].name, "é".repeat(256));
 }
+
+/// A heartbeat of `sender` arrives at the only picker.
+fn heartbeat(cluster: &Cluster, sender: u64, last_batch: u64) {
+    let name = format!("p{sender:x}");
+    let body = Body::Heartbeat(v1::Heartbeat { name, last_batch, ..v1::Heartbeat::default() });
+    cluster.members[0].replica.receive(Some(sender), &encode(sender, None, body), cluster.now);
+}
+
+fn knows(cluster: &Cluster, sender: u64) -> bool {
+    cluster.members[0].replica.peers(cluster.now).iter().any(|peer| peer.sender == sender)
+}
+
+#[test]
+fn invented_senders_of_one_picker_do_not_keep_another_one_out() {
+    let cluster = cluster();
+    let hostile = |process: u64| crate::sender_of("hostile", process);
+    let honest: Vec<u64> = ["a", "b", "c"].map(|name| crate::sender_of(name, 1)).into();
+    heartbeat(&cluster, honest[0], 0);
+    (0..500).for_each(|process| heartbeat(&cluster, hostile(process), 0));
+    let replica = &cluster.members[0].replica;
+    assert_eq!(replica.peers(cluster.now).len(), 64);
+    honest.iter().for_each(|sender| heartbeat(&cluster, *sender, 0));
+    (500..1_000).for_each(|process| heartbeat(&cluster, hostile(process), 0));
+    assert!(honest.iter().all(|sender| knows(&cluster, *sender)));
+    assert_eq!(replica.peers(cluster.now).len(), 64);
+    assert_eq!(replica.stats().refused_senders.load(Relaxed), 1_000 - 63);
+}
+
+#[test]
+fn silent_senders_of_many_names_make_room_for_a_new_picker() {
+    let mut cluster = cluster();
+    let invented: Vec<u64> = (0..64).map(|n| crate::sender_of(&format!("p{n}"), 1)).collect();
+    invented.iter().for_each(|sender| heartbeat(&cluster, *sender, 0));
+    let new = crate::sender_of("new", 1);
+    heartbeat(&cluster, new, 0);
+    assert!(!knows(&cluster, new), "all others are heard");
+    cluster.now = cluster.now.after(crate::SILENT_AFTER);
+    invented.iter().skip(1).for_each(|sender| heartbeat(&cluster, *sender, 0));
+    heartbeat(&cluster, new, 0);
+    assert!(knows(&cluster, new) && !knows(&cluster, invented[0]));
+}
+
+#[test]
+fn column_at_the_last_number_does_not_hide_its_sender() {
+    let mut cluster = cluster();
+    let book = |cluster: &Cluster, number: u64| {
+        send(cluster, batch(number, [Kind::Booked(booked(&cluster.members[0], number))]));
+    };
+    let forged = Body::Column(v1::Column { at_batch: u64::MAX, part: 0, parts: 1, requests: Vec::new() });
+    heartbeat(&cluster, SENDER, 0);
+    (1..=3).for_each(|number| book(&cluster, number));
+    send(&cluster, forged.clone());
+    book(&cluster, 4);
+    assert_eq!(requests(&cluster), 4, "nobody has asked for a column");
+    let contradictions = |cluster: &Cluster| cluster.members[0].replica.stats().contradictions.load(Relaxed);
+    assert_eq!(contradictions(&cluster), 1);
+    // A heartbeat under the same sender announces the number, so that the column is asked for and taken.
+    heartbeat(&cluster, SENDER, u64::MAX);
+    send(&cluster, forged);
+    assert_eq!(requests(&cluster), 0);
+    let mut number = 4;
+    while requests(&cluster) == 0 {
+        assert!(number < 12, "the sender stays hidden");
+        number += 1;
+        cluster.now = cluster.now.after(crate::HEARTBEAT_EVERY);
+        book(&cluster, number);
+        heartbeat(&cluster, SENDER, number);
+        let all = (1..=number).map(|request| booked(&cluster.members[0], request)).collect();
+        send(&cluster, Body::Column(v1::Column { at_batch: number, part: 0, parts: 1, requests: all }));
+    }
+    assert_eq!(requests(&cluster) as u64, number);
+    assert!(contradictions(&cluster) >= 2);
+}
+
+#[test]
+fn batch_far_ahead_does_not_hide_those_before_it() {
+    let mut cluster = cluster();
+    heartbeat(&cluster, SENDER, 7);
+    for number in [u64::MAX, 8 + (1 << 17)] {
+        send(&cluster, batch(number, [Kind::Booked(booked(&cluster.members[0], 1))]));
+    }
+    assert_eq!((requests(&cluster), cluster.members[0].replica.stats().contradictions.load(Relaxed)), (0, 2));
+    send(&cluster, batch(8, [Kind::Booked(booked(&cluster.members[0], 2))]));
+    assert_eq!(requests(&cluster), 1);
+    // As the first message of its sender, it is one of a picker that runs for long; heartbeats correct it.
+    let other = 77;
+    let first = batch(u64::MAX, [Kind::Booked(booked(&cluster.members[0], 3))]);
+    cluster.members[0].replica.receive(Some(other), &encode(other, None, first), cluster.now);
+    for last_batch in [0, 0, 0] {
+        cluster.now = cluster.now.after(crate::HEARTBEAT_EVERY);
+        heartbeat(&cluster, other, last_batch);
+    }
+    let peers = cluster.members[0].replica.peers(cluster.now);
+    let other = peers.iter().find(|peer| peer.sender == other).expect("it is heard");
+    assert_eq!(other.requests, 0, "nothing of it stays");
+}
+
+#[test]
+fn loss_that_is_repeated_clears_a_cache_once() {
+    let mut cluster = cluster();
+    let endpoint = booked(&cluster.members[0], 1).endpoint;
+    for number in 1..=10 {
+        send(&cluster, batch(number, [Kind::Lost(v1::Lost { endpoint }), Kind::Lost(v1::Lost { endpoint })]));
+    }
+    assert_eq!(cluster.members[0].losses.0.lock().len(), 1);
+    cluster.now = cluster.now.after(Duration::from_secs(5));
+    send(&cluster, batch(11, [Kind::Lost(v1::Lost { endpoint })]));
+    assert_eq!(cluster.members[0].losses.0.lock().len(), 2);
+}

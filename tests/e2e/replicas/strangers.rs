@@ -6,11 +6,11 @@ use crate::support::process::scratch;
 
 /// The number of a field of `attache.sync.v1`, and its value as protobuf encodes it: a length-delimited one, a fixed64
 /// or a varint.
-fn field(number: u8, wire_type: u8, value: &[u8]) -> Vec<u8> {
+pub(crate) fn field(number: u8, wire_type: u8, value: &[u8]) -> Vec<u8> {
     [&[number << 3 | wire_type], value].concat()
 }
 
-fn varint(mut value: u64) -> Vec<u8> {
+pub(crate) fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value >= 0x80 {
         bytes.push((value & 0x7f) as u8 | 0x80);
@@ -21,7 +21,7 @@ fn varint(mut value: u64) -> Vec<u8> {
 }
 
 /// A message of version 1 with this body: field number and content.
-fn message(sender: u64, body: u8, content: &[u8]) -> Vec<u8> {
+pub(crate) fn message(sender: u64, body: u8, content: &[u8]) -> Vec<u8> {
     let body = field(body, 2, &[varint(content.len() as u64), content.to_vec()].concat());
     [field(1, 0, &varint(1)), field(2, 1, &sender.to_le_bytes()), body].concat()
 }
@@ -35,17 +35,22 @@ async fn unreadable_messages_are_counted_and_requests_are_served() {
     let echo = Echo::start().await;
     let pair = Pair::start(&pool("{name: least-request}", &[echo.address]), &nats.url()).await;
     pair.until_peers().await;
-    let stranger = "attache.sync.v1.all.00000000000000aa";
+    let sender = attache_sync::sender_of("stranger", 0xaa);
+    let stranger = format!("attache.sync.v2.all.stranger.{sender:016x}");
+    let stranger = stranger.as_str();
+    let other = format!("attache.sync.v2.all.other.{sender:016x}");
     let mut random = Random::new(7);
     let noise: Vec<u8> = (0..4096).map(|_| random.below(256) as u8).collect();
-    // Bytes that are no message; a sender that the subject does not name; a subject without a sender; too large.
-    let invalid: [(&str, Vec<u8>); 6] = [
+    // Bytes that are no message; a sender that the subject does not name; one of another name; a subject without a
+    // sender; too large.
+    let invalid: [(&str, Vec<u8>); 7] = [
         (stranger, noise),
         (stranger, Vec::new()),
         (stranger, b"{\"version\": 1}".to_vec()),
         (stranger, message(0xbb, 5, &[])),
-        ("attache.sync.v1.all.unknown", message(0xaa, 5, &[])),
-        (stranger, message(0xaa, 5, &field(1, 2, &[varint(1 << 20), vec![b'x'; 1 << 20]].concat()))),
+        (&other, message(sender, 5, &[])),
+        ("attache.sync.v2.all.stranger.unknown", message(sender, 5, &[])),
+        (stranger, message(sender, 5, &field(1, 2, &[varint(1 << 20), vec![b'x'; 1 << 20]].concat()))),
     ];
     for (subject, bytes) in &invalid {
         nats.publish(subject, bytes).await;
@@ -59,7 +64,7 @@ async fn unreadable_messages_are_counted_and_requests_are_served() {
     let column = [field(1, 0, &largest), field(3, 0, &varint(1))].concat();
     let heartbeat = [field(1, 2, b"\x08stranger"), field(2, 0, &largest)].concat();
     for (body, content) in [(7, column), (4, field(1, 0, &largest)), (5, heartbeat)] {
-        nats.publish(stranger, &message(0xaa, body, &content)).await;
+        nats.publish(stranger, &message(sender, body, &content)).await;
     }
     for picker in &pair.pickers {
         eventually("the stranger's name", async || {
