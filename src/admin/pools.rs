@@ -229,6 +229,16 @@ const POOL_COUNTERS: &[PoolCounter] = &[
     ("prefix_reported_tokens", "cached tokens of those responses, as servers report them", |p| {
         p.prefix.stats().reported_tokens.load(Relaxed)
     }),
+    (
+        "prefix_adapter_names_dropped",
+        "names of LoRA adapters beyond those that Attaché keeps of one server, or of a pool",
+        |p| p.prefix.residents().adapters().dropped(),
+    ),
+    (
+        "prefix_index_evicted_reported_blocks",
+        "blocks of servers over their share that the full prefix index forgot, although they had been reported",
+        |p| p.prefix.index().stats().evicted_reported,
+    ),
     ("prefix_index_refused_blocks", "blocks that did not fit into the prefix index", |p| {
         p.prefix.index().stats().refused_blocks
     }),
@@ -254,6 +264,9 @@ const POOL_GAUGES: &[PoolGauge] = &[
     ),
     ("prefix_index_blocks", "blocks in the prefix index; a block counts once, however many endpoints hold it", |p| {
         p.prefix.index().stats().blocks as f64
+    }),
+    ("prefix_adapter_names", "names of LoRA adapters and base models that the servers of the pool report", |p| {
+        p.prefix.residents().adapters().len() as f64
     }),
     ("prefix_claims", "speculative entries of prompts in flight", |p| p.prefix.claims().len() as f64),
     ("carried_turns", "turns that decode servers keep and no prefill server has fetched", |p| {

@@ -4,12 +4,15 @@ use super::feed::Destination;
 use super::orphans::Orphans;
 use super::size::{OwnSize, PoolSize};
 use super::stats::{Count, KvEventStats};
+use attache_prefix::adapters::Adapters;
 use attache_prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
 use attache_prefix::key::EngineHash;
 use attache_prefix::residents::Residents;
 use attache_prefix::trust::Doubt;
 use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use attache_record::{KvChange, KvTape};
+use attache_types::clock::Clock;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
 /// Effect of a batch on what is known about the holder.
@@ -31,6 +34,8 @@ pub(super) struct Applier {
 /// State of a holder outside the index.
 #[derive(Debug)]
 struct Book {
+    endpoint: EndpointId,
+    clock: Clock,
     residents: Arc<Residents>,
     index: Arc<PrefixIndex>,
     holder: HolderId,
@@ -49,10 +54,18 @@ struct Book {
 
 impl Applier {
     /// Applies the events of the cache of `size` to `to`.
-    pub(super) fn new(to: &Destination, max_orphan_blocks: usize, size: OwnSize, stats: Arc<KvEventStats>) -> Self {
+    pub(super) fn new(
+        to: &Destination,
+        max_orphan_blocks: usize,
+        size: OwnSize,
+        stats: Arc<KvEventStats>,
+        clock: Clock,
+    ) -> Self {
         let Destination { index, residents, tape, .. } = to.clone();
-        let holder = size.cache();
+        let (endpoint, holder) = (size.endpoint(), size.cache());
         let book = Book {
+            endpoint,
+            clock,
             residents,
             index,
             holder,
@@ -116,6 +129,21 @@ impl Applier {
     pub(super) fn sizes(&self) -> Option<(u32, &PoolSize)> {
         let size = &self.book.size;
         Some((size.reported().filter(|_| size.fits() == Some(false))?, size.pool()))
+    }
+
+    /// The names of LoRA adapters that the pool's servers report.
+    pub(super) fn adapters(&self) -> &Adapters {
+        self.book.residents.adapters()
+    }
+
+    /// Whether the index lacks blocks of the engine because it is full.
+    pub(super) fn is_short(&self) -> bool {
+        self.book.index.is_short(self.book.holder)
+    }
+
+    /// As [`PrefixIndex::shortages`].
+    pub(super) fn shortages(&self) -> u64 {
+        self.book.index.shortages()
     }
 
     /// Whether stored blocks are waiting for a parent that was never reported.
@@ -216,7 +244,7 @@ impl Sink for Book {
             return;
         }
         if let Some(adapter) = event.lora {
-            self.residents.learn_adapter(adapter);
+            self.residents.adapters().used(self.endpoint, adapter, self.clock.now());
         }
         if event.tier != Tier::Gpu {
             if !self.is_of_size(u64::from(event.block_size)) {

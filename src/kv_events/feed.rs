@@ -95,6 +95,7 @@ impl Feed {
             clock,
             tape: to.tape.clone(),
             events: None,
+            shortages: Arc::new(watch::Sender::new(0)),
         };
         Self {
             published,
@@ -259,6 +260,7 @@ impl Feed {
                 self.shared.bounds.orphan_blocks,
                 OwnSize::new(self.size.clone(), endpoint.id, holder),
                 self.shared.stats.clone(),
+                self.shared.clock,
             );
             let identity = Identity { endpoint: endpoint.id, name: endpoint.spec.name.clone(), rank, holder, ranks };
             self.lanes += 1;
@@ -269,7 +271,11 @@ impl Feed {
                 ports.replay.and_then(at),
                 applier,
                 trust,
-                EngineUpdates { started: followed.started.subscribe(), size: self.size.subscribe() },
+                EngineUpdates {
+                    started: followed.started.subscribe(),
+                    size: self.size.subscribe(),
+                    shortages: self.shared.shortages.subscribe(),
+                },
                 rng,
             );
             tokio::spawn(lane.run(live, followed.stop.clone()));

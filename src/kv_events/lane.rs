@@ -7,6 +7,7 @@ use super::stats::{Count, KvEventStats};
 use super::subscription::{MemoryLimits, Timing};
 use super::zmtp::{Connection, Message, Role, ZmtpError};
 use attache_pool::{PoolEvent, SnapshotStore};
+use attache_prefix::adapters::{MAX_NAMES, MAX_PER_SERVER};
 use attache_prefix::index::HolderId;
 use attache_prefix::trust::{Doubt, Trust, TrustCell};
 use attache_prefix::wire;
@@ -54,6 +55,8 @@ pub(super) struct Shared {
     pub(super) tape: KvTape,
     /// Channel to the pool's writer, for caches that engines have cleared.
     pub(super) events: Option<mpsc::Sender<PoolEvent>>,
+    /// How often a holder fell short of memory, for all lanes.
+    pub(super) shortages: Arc<watch::Sender<u64>>,
 }
 
 /// Information about the engine besides its stream.
@@ -63,6 +66,8 @@ pub(super) struct EngineUpdates {
     pub(super) started: watch::Receiver<Option<f64>>,
     /// Number of tokens in the pool's blocks.
     pub(super) size: watch::Receiver<u32>,
+    /// As [`Shared::shortages`].
+    pub(super) shortages: watch::Receiver<u64>,
 }
 
 /// The source of the live stream.
@@ -284,6 +289,7 @@ impl Lane {
                 }
                 () = changed(&mut self.updates.started) => self.process_started(),
                 () = changed(&mut self.updates.size) => self.resized(),
+                () = changed(&mut self.updates.shortages) => self.publish_trust(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => {
                     // Frames that have arrived by now count as delivered in time.
                     let is_owed = self.cursor.is_owed();
@@ -321,6 +327,7 @@ impl Lane {
                 answer = next(&mut self.replay) => self.answer(answer),
                 () = changed(&mut self.updates.started) => self.process_started(),
                 () = changed(&mut self.updates.size) => self.resized(),
+                () = changed(&mut self.updates.shortages) => self.publish_trust(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
@@ -410,16 +417,30 @@ impl Lane {
 
     /// Executes the cursor's request, and publishes and logs the holder's trust.
     fn act(&mut self, ask: Option<Ask>) {
+        if self.target.applier.adapters().is_first_drop() {
+            let (most, most_of_all) = (MAX_PER_SERVER, MAX_NAMES);
+            let Identity { name, rank, .. } = &self.identity;
+            tracing::warn!(
+                endpoint = %name, rank, most, most_of_all,
+                "more names of LoRA adapters than Attaché keeps; the prefixes of the others are not matched"
+            );
+        }
         if let (Some(Ask(from)), Some(address)) = (ask, self.replay_address) {
             let Shared { timing, bounds, .. } = self.shared;
             let replays = self.shared.replays.clone();
             self.replay = Some(Replay::start(address, from, timing, bounds.message_bytes, replays));
         }
+        let shortages = self.target.applier.shortages();
+        self.shared.shortages.send_if_modified(|known| std::mem::replace(known, shortages) != shortages);
         self.publish_trust();
     }
 
     fn publish_trust(&mut self) {
-        let now = self.cursor.trust();
+        let is_short = self.target.applier.is_short();
+        let now = match self.cursor.trust() {
+            Trust::Exact if is_short => Trust::Incomplete,
+            trust => trust,
+        };
         if now.is_certain() {
             self.retries = 0;
         }
@@ -454,6 +475,10 @@ impl Lane {
                     );
                 }
             }
+            Trust::Incomplete if is_short => tracing::warn!(
+                endpoint = %name, rank, from, to,
+                "the prefix index is full and lacks blocks of the server; raise `prefixCache.maxBytes`"
+            ),
             _ => tracing::info!(endpoint = %name, rank, from, to, "trust in KV events changed"),
         }
     }

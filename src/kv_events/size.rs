@@ -71,6 +71,11 @@ pub(super) struct OwnSize {
 }
 
 impl OwnSize {
+    /// The endpoint of the cache.
+    pub(super) fn endpoint(&self) -> EndpointId {
+        self.endpoint
+    }
+
     pub(super) fn new(pool: Arc<PoolSize>, endpoint: EndpointId, cache: HolderId) -> Self {
         Self { pool, endpoint, cache, reported: None }
     }

@@ -273,7 +273,7 @@ impl PoolPrefix {
 
     /// The model name in the root of the keys.
     fn root_name<'a>(&self, target: &'a str) -> &'a str {
-        if self.named_by_adapter && !self.cache.residents().is_adapter(target) { "" } else { target }
+        if self.named_by_adapter && !self.cache.residents().adapters().contains(target) { "" } else { target }
     }
 
     fn source<'p>(

@@ -46,6 +46,9 @@ pub struct EndpointMetrics {
     pub gpu_busy: Option<f64>,
     /// The engine's own measure of its utilization; of several engines, the highest. Only xLLM reports it.
     pub engine_utilization: Option<f64>,
+    /// Name of the base model, where the metrics have it as a label.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Arc<str>>,
     /// The LoRA adapters, when the server reports them.
     pub lora: Option<LoraState>,
     /// Number of tokens in a KV block.

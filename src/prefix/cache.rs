@@ -27,7 +27,7 @@ use super::learning::PrefixUpdate;
 use super::residents::{Resident, Residents};
 use ahash::{AHashMap, AHashSet};
 use arc_swap::ArcSwap;
-use attache_pool::PoolSnapshot;
+use attache_pool::{EndpointMetrics, PoolSnapshot};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use capacity::{Capacity, LEAST_CAPACITY, Reserved};
@@ -98,6 +98,10 @@ struct ServerEstimates {
     room: u64,
     /// Part of the capacity that estimated blocks may fill, learned from reported cached tokens.
     trust: f64,
+    /// Time of the scrape that was last read.
+    read: Option<Timestamp>,
+    /// Whether its engine reports its blocks, so that the estimates need no share of a full index.
+    is_reported: bool,
 }
 
 /// Speculative entry of a prompt that is in flight to an endpoint. Drop ends it.
@@ -260,6 +264,7 @@ impl PrefixCache {
     #[must_use]
     pub fn claim(&self, endpoint: EndpointId, update: &PrefixUpdate, now: Timestamp) -> PromptInFlight {
         let claim = self.claims.claim(endpoint, &update.keys, now);
+        self.index.mark_used(&update.keys);
         let guesses = self.guesses.load();
         let room = guesses.get(&endpoint).and_then(|guess| {
             let held = update.keys.get(..update.held as usize).filter(|held| !held.is_empty());
@@ -383,26 +388,39 @@ impl PrefixCache {
         }
     }
 
+    /// Takes the names of the base model and of the busy adapters from a server's metrics.
+    fn read_adapters(&self, server: EndpointId, metrics: &EndpointMetrics) {
+        let (adapters, now) = (self.residents.adapters(), metrics.scraped_at);
+        adapters.reported(server, metrics.model.as_ref(), now);
+        let busy = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
+        busy.for_each(|name| adapters.used(server, name, now));
+    }
+
     /// Updates the cache after a change of the pool: adds and removes endpoints, clears those that restarted, and
     /// applies the capacities that their metrics report.
     pub fn reconcile(&self, snapshot: &PoolSnapshot) {
-        let mut servers = self.servers.lock();
+        let (mut servers, residents) = (self.servers.lock(), self.residents.load());
         let mut come = false;
         for state in &snapshot.endpoints {
             let known = servers.contains_key(&state.endpoint.id);
             let server = servers.entry(state.endpoint.id).or_insert_with(|| {
                 come = true;
                 let guess = Guess { holder: self.index.add_holder(), capacity: Arc::default() };
-                ServerEstimates { guess, room: 0, trust: 1.0 }
+                ServerEstimates { guess, room: 0, trust: 1.0, read: None, is_reported: false }
             });
             if known && snapshot.lost.contains(&state.endpoint.id) {
                 self.index.clear(server.guess.holder);
                 server.trust = 1.0;
+                self.residents.adapters().forget(state.endpoint.id);
+            }
+            let is_reported = residents.get(&state.endpoint.id).is_some();
+            if std::mem::replace(&mut server.is_reported, is_reported) != is_reported {
+                self.index.set_share(server.guess.holder, !is_reported);
             }
             let Some(metrics) = state.metrics() else { continue };
-            // Metrics list busy adapters only; a name that was listed once stays known.
-            let adapters = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
-            adapters.for_each(|name| self.residents.learn_adapter(name));
+            if server.read.replace(metrics.scraped_at) != Some(metrics.scraped_at) {
+                self.read_adapters(state.endpoint.id, metrics);
+            }
             if let (Some(size), Some(blocks)) = (metrics.block_size, metrics.num_blocks) {
                 server.room = u64::from(size) * u64::from(blocks);
                 self.measure(server);
@@ -422,6 +440,8 @@ impl PrefixCache {
         }
         if !gone.is_empty() {
             self.carried.forget(|endpoint| gone.contains(&endpoint));
+            // Of all that are not there, since the last events of one may have arrived after it was gone.
+            self.residents.adapters().retain(|server| servers.contains_key(&server));
         }
         if come || !gone.is_empty() {
             let guesses = servers.iter().map(|(id, server)| (*id, server.guess.clone())).collect();

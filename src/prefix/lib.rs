@@ -11,6 +11,7 @@
 //!
 //! Read first: `key.rs`, `index/mod.rs`, `cache.rs`.
 
+pub mod adapters;
 mod atomics;
 mod average;
 pub mod block_size;

@@ -1,9 +1,9 @@
 //! The KV caches of each endpoint whose engine publishes KV events. Lookups read this table.
 
+use super::adapters::Adapters;
 use super::by_endpoint::ByEndpoint;
 use super::index::HolderId;
 use super::trust::{Trust, TrustCell};
-use ahash::AHashSet;
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Resident {
 #[derive(Debug, Default)]
 pub struct Residents {
     table: ArcSwap<ResidentTable>,
-    adapters: ArcSwap<AHashSet<Box<str>>>,
+    adapters: Adapters,
 }
 
 /// The endpoints at one moment.
@@ -70,20 +70,9 @@ impl Residents {
         self.table.store(Arc::new(residents));
     }
 
-    /// Records the name of a LoRA adapter under which an engine has blocks.
-    pub fn learn_adapter(&self, name: &str) {
-        if !self.is_adapter(name) {
-            self.adapters.rcu(|known| {
-                let mut next = AHashSet::clone(known);
-                next.insert(name.into());
-                next
-            });
-        }
-    }
-
-    /// Whether an engine has reported a LoRA adapter of this name.
+    /// The names of LoRA adapters that servers report.
     #[must_use]
-    pub fn is_adapter(&self, name: &str) -> bool {
-        self.adapters.load().contains(name)
+    pub fn adapters(&self) -> &Adapters {
+        &self.adapters
     }
 }

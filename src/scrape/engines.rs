@@ -21,6 +21,8 @@ pub(crate) const MAX_ADAPTERS: usize = 1_024;
 const ENGINE_LABEL: &str = "engine";
 /// Most engines of one server; series with a greater number are ignored.
 const MAX_ENGINES: usize = 1_024;
+/// Label with the name of the base model.
+const MODEL_LABEL: &str = "model_name";
 
 /// The meaning of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,6 +277,7 @@ impl EngineMap {
         let mut blocks = Blocks::default();
         let mut lora: Option<(f64, Labels<'_>)> = None;
         let mut ranks = Vec::new();
+        let mut model: Option<Arc<str>> = None;
         let mut scan = Scan::new(page, &self.families);
         for sample in scan.by_ref() {
             for &i in self.rows_of.get(sample.family).into_iter().flatten() {
@@ -290,7 +293,10 @@ impl EngineMap {
                 }
                 tally.add(value);
                 match row.figure {
-                    Figure::Waiting | Figure::Running => add_to_rank(&mut ranks, sample.labels, value),
+                    Figure::Waiting | Figure::Running => {
+                        add_to_rank(&mut ranks, sample.labels, value);
+                        model = model.or_else(|| sample.labels.get(MODEL_LABEL).map(|name| Arc::from(&*name)));
+                    }
                     Figure::CacheInfo { block_size, num_blocks } => blocks.add(sample.labels, block_size, num_blocks),
                     Figure::Lora if lora.is_none_or(|(newest, _)| value > newest) => {
                         lora = Some((value, sample.labels));
@@ -313,6 +319,7 @@ impl EngineMap {
             cpu_cache_usage: optional(Figure::CpuCacheUsage).map(|t| fraction(t.max)),
             gpu_busy: optional(Figure::GpuBusy).map(|t| t.max),
             engine_utilization: optional(Figure::EngineUtilization).map(|t| t.max),
+            model,
             lora: lora.map(|(_, labels)| lora_state(labels)),
             block_size: blocks.size.or_else(|| optional(Figure::BlockSize).map(|t| count(t.max))),
             num_blocks: blocks.number.or_else(|| optional(Figure::NumBlocks).map(|t| count(t.sum))),

@@ -1,7 +1,9 @@
-//! Attacks by clients and by pods that reach the picker's ports, through real Envoy. Each file is one kind of attack.
-//! `SECURITY.md` names the guarantee that each test proves. Honest clients (`honest.rs`) send requests during each
-//! attack. All of these must complete within twice the usual time, and be charged what they used.
+//! Attacks by clients, by pods that reach the picker's ports, by model servers and on the bus, through real Envoy. Each
+//! file is one kind of attack. `SECURITY.md` names the guarantee that each test proves. Honest clients (`honest.rs`)
+//! send requests during most attacks. All of these must complete within twice the usual time, and be charged what they
+//! used.
 
+mod bus;
 mod clients;
 mod ejection;
 mod frames;
@@ -10,6 +12,7 @@ mod headers;
 mod honest;
 mod paths;
 mod ports;
+mod servers;
 mod streams;
 mod tokenization;
 mod unparsed;

@@ -266,8 +266,13 @@ struct Rig {
 
 impl Rig {
     async fn start(subscription: Subscription) -> Self {
+        Self::within(1 << 26, subscription).await
+    }
+
+    /// With a prefix index of this size.
+    async fn within(budget_bytes: usize, subscription: Subscription) -> Self {
         let index = Arc::new(PrefixIndex::new(IndexConfig {
-            budget_bytes: 1 << 26,
+            budget_bytes,
             tenant_share: 1.0,
             half_life: Duration::from_secs(60),
             seed: 1,
@@ -700,6 +705,7 @@ async fn invalid_frames_are_counted_and_unreadable_events_are_suspect() {
 }
 
 mod connections;
+mod hostile;
 mod reload;
 
 mod central;

@@ -48,7 +48,7 @@ impl Rig {
             block_size: Arc::new(BlockSize::of_engines(16)),
             tape: KvTape::default(),
         };
-        let applier = Applier::new(&to, 64, own, stats.clone());
+        let applier = Applier::new(&to, 64, own, stats.clone(), Clock::start());
         Self { index, applier, stats, size }
     }
 

@@ -108,7 +108,7 @@ fn adapter_name_stays_known_when_no_server_is_busy_with_it() {
     };
     busy_with(&["sql"], &["chat"]);
     busy_with(&[], &[]);
-    let adapters = ["sql", "chat", "base"].map(|name| cache.residents().is_adapter(name));
+    let adapters = ["sql", "chat", "base"].map(|name| cache.residents().adapters().contains(name));
     assert_eq!(adapters, [true, true, false]);
 }
 

@@ -16,6 +16,8 @@ const SWEEP_STEP: usize = 32;
 /// Names that one write checks while some may be dead, and how many of them a page counts for.
 const PURGE_STEP: usize = 256;
 const PAGE_STEP: usize = 128;
+/// Names that are checked at once where memory is exhausted.
+const PURGED_AT_ONCE: usize = 64 * PAGE_STEP;
 /// Fewest dead names that start a search for them.
 const FEW_NAMES: usize = 1024;
 
@@ -141,6 +143,18 @@ impl Writer {
     fn has_dead_names(&self) -> bool {
         let expected = self.stats.blocks.max(self.columns.names_left);
         self.names.len() > FEW_NAMES + expected + expected / 4
+    }
+
+    /// Whether a ninth of the common names or more may be dead: evicted blocks leave theirs.
+    pub(super) fn has_many_dead_names(&self) -> bool {
+        self.names.len() > FEW_NAMES + self.stats.blocks + self.stats.blocks / 8
+    }
+
+    /// Checks the next pages of names for dead ones. Returns whether there were any.
+    pub(super) fn purge_dead_names(&mut self, sh: &ReaderView) -> bool {
+        let before = self.names.len();
+        self.purge_names(sh, PURGED_AT_ONCE);
+        self.names.len() < before
     }
 
     fn sweep(&mut self, sh: &ReaderView, steps: usize) {

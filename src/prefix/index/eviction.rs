@@ -30,7 +30,7 @@ impl Writer {
         columns.iter().map(|(_, blocks)| *blocks).sum()
     }
 
-    fn is_in_use(&self, run: Addr) -> bool {
+    pub(super) fn is_in_use(&self, run: Addr) -> bool {
         run == self.guesses.pinned || self.guesses.path.iter().any(|(r, _)| *r == run)
     }
 
@@ -50,11 +50,7 @@ impl Writer {
     ///
     /// Returns false when no run may be evicted, for example when a prompt that takes its tenant over its share
     /// would evict other tenants' runs.
-    pub(super) fn make_room(&mut self, sh: &ReaderView) -> bool {
-        if std::mem::take(&mut self.is_aside_short) {
-            // Estimated blocks use none of the memory outside the arena.
-            return false;
-        }
+    pub(super) fn evict_estimated(&mut self, sh: &ReaderView) -> bool {
         let greedy = self.oldest_of_greediest(sh);
         let oldest = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest);
         let Some(node) = greedy.or(oldest.filter(|_| !self.is_greedy(sh))) else { return false };
@@ -69,7 +65,7 @@ impl Writer {
 
     /// Evicts estimated blocks until the index has no more than its maximum of blocks, or none may be evicted.
     pub(super) fn keep_max_blocks(&mut self, sh: &ReaderView) {
-        while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.make_room(sh) {}
+        while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.evict_estimated(sh) {}
     }
 
     /// Returns the oldest unused run of the tenant that is furthest over its share and has one. Runs

@@ -79,6 +79,7 @@ impl Writer {
         }
         let claim = HolderPlane { plane: GUESS, column };
         self.guesses.pinned = 0;
+        self.shares.storing = None;
         self.guesses.tenants.recording = Some((tenant, u64::from(RUN_BYTES + SEGMENT_BYTES)));
         let known = self.walk(sh, keys);
         let rest = keys.get(known..).unwrap_or_default();
@@ -104,7 +105,15 @@ impl Writer {
 
     /// Collects the runs that match the prompt in the path. Returns how many blocks they match.
     fn walk(&mut self, sh: &ReaderView, keys: &[BlockKey]) -> usize {
-        self.guesses.path.clear();
+        let mut path = std::mem::take(&mut self.guesses.path);
+        path.clear();
+        let done = self.matching(sh, keys, |run, same| path.push((run, same)));
+        self.guesses.path = path;
+        done
+    }
+
+    /// Calls `each` for the runs that match the prompt, with the number of matching blocks. Returns their sum.
+    pub(super) fn matching(&self, sh: &ReaderView, keys: &[BlockKey], mut each: impl FnMut(Addr, u32)) -> usize {
         let (mut at, mut done) = (RunPosition { run: sh.root, offset: 0 }, 0);
         while let Some(key) = keys.get(done)
             && let Some(run) = sh.children.find_still(&sh.arena, Run::at(&sh.arena, at.run).shape(), at, *key)
@@ -116,7 +125,7 @@ impl Writer {
             if same == 0 {
                 break;
             }
-            self.guesses.path.push((run, same));
+            each(run, same);
             done += same as usize;
             at = RunPosition { run, offset: same };
         }
@@ -204,6 +213,8 @@ impl Writer {
         self.guesses.path.push((run, keys.len() as u32));
         if let Err(no_room) = self.touch_run(sh, run, tenant) {
             self.guesses.path.pop();
+            // It counts what it drops.
+            self.count(self.columns.slot(claim.column), GUESS, keys.len() as u32, 0);
             self.forget(sh, run, claim.column);
             return Err(no_room);
         }

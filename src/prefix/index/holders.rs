@@ -2,7 +2,7 @@
 
 use super::HolderId;
 use super::arena::Addr;
-use super::cover::{COUNTED, Column};
+use super::cover::{COUNTED, Column, ENGINE};
 use super::table::WordTable;
 use std::collections::VecDeque;
 
@@ -22,11 +22,30 @@ pub(super) struct Holder {
     pub(super) column: Option<Column>,
     pub(super) blocks: [u32; COUNTED.len()],
     pub(super) aside: Option<Box<Aside>>,
+    /// Bytes outside the arena of its blocks behind gaps.
+    pub(super) behind: usize,
+    /// Blocks of it were refused or evicted for lack of memory since it was last cleared.
+    pub(super) is_short: bool,
+    /// Whether its estimates count as those of a server of its own.
+    pub(super) has_share: bool,
     /// Limit of its estimated blocks.
     pub(super) capacity: u32,
     /// Its segments of estimated blocks, the most recently used first.
     pub(super) newest: Addr,
     pub(super) oldest: Addr,
+}
+
+impl Holder {
+    /// Size of what its engine has reported: blocks on all tiers, own names and further copies.
+    pub(super) fn reported(&self) -> u64 {
+        let own = self.aside.as_deref().map_or(0, |aside| aside.names.len() + aside.copies.len());
+        self.reported_blocks() + own as u64
+    }
+
+    /// Number of blocks that its engine has reported, on all tiers.
+    pub(super) fn reported_blocks(&self) -> u64 {
+        ENGINE.iter().filter_map(|plane| self.blocks.get(*plane)).map(|blocks| u64::from(*blocks)).sum()
+    }
 }
 
 #[derive(Debug)]
@@ -57,7 +76,7 @@ impl Holders {
         };
         let holder = self.all.get_mut(slot)?;
         let generation = holder.generation;
-        *holder = Holder { generation, present: true, capacity: u32::MAX, ..Holder::default() };
+        *holder = Holder { generation, present: true, has_share: true, capacity: u32::MAX, ..Holder::default() };
         Some((slot, HolderId(u32::from(generation) << 16 | slot as u32)))
     }
 
@@ -89,6 +108,10 @@ impl Holders {
 
     pub(super) fn with_aside(&self) -> impl Iterator<Item = &Aside> {
         self.all.iter().filter_map(|h| h.aside.as_deref())
+    }
+
+    pub(super) fn present(&self) -> impl Iterator<Item = &Holder> {
+        self.all.iter().filter(|h| h.present)
     }
 
     pub(super) fn live(&self) -> usize {

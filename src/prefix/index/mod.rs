@@ -12,6 +12,7 @@
 //! | [`transfer`], [`export`], [`import`], [`recency`] | copies of estimated blocks for another index; their age |
 //! | [`tenants`], [`list`] | the tenants' bills for estimated blocks; linked lists in the arena |
 //! | [`table`], [`page`], [`holders`], [`columns`] | the writer's hash map; holders; columns and their reuse |
+//! | [`shares`] | shares of KV caches when memory is exhausted; eviction of reported blocks |
 //! | [`weight`] | decayed count of the blocks that each holder stored |
 //!
 //! The first block of a prompt is identified by all 64 bits of its key, every other one by 32 bits. Where n contents
@@ -36,6 +37,7 @@ mod ranges;
 mod recency;
 mod removal;
 mod run;
+mod shares;
 mod shrink;
 mod store;
 mod table;
@@ -49,7 +51,9 @@ pub use matches::{Depth, Kept, Match, Matches};
 pub use transfer::{ExportChunk, ExportCursor, ExportHolder, ExportRun, ImportError};
 pub use types::{Blocks, HolderId, IndexConfig, LEAST_SHARE, Stats, StoredBlock, TenantId, Tier, UnknownParent};
 
-use crate::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop, unique};
+use crate::atomics::{
+    AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Relaxed, Ordering::Release, spin_loop, unique,
+};
 use crate::key::{BlockKey, BlockKeys, EngineHash};
 use arena::{Addr, Arena, Space};
 use attache_types::clock::Timestamp;
@@ -78,6 +82,8 @@ struct ReaderView {
     /// Number of columns that were ever assigned.
     columns: AtomicU32,
     weights: HolderWeights,
+    /// How often a holder fell short: its reported blocks were refused or evicted for the first time.
+    shortages: AtomicU64,
     /// Whether any block was ever stored outside GPU memory.
     tiers: AtomicBool,
     root: Addr,
@@ -127,6 +133,7 @@ impl PrefixIndex {
             identity: unique(),
             columns: AtomicU32::new(0),
             weights: HolderWeights::new(slots, config.half_life),
+            shortages: AtomicU64::new(0),
             tiers: AtomicBool::new(false),
             root: 0,
             seed: spread(config.seed ^ 3),
@@ -185,6 +192,7 @@ impl PrefixIndex {
         let Some(h) = writer.holders.get_mut(slot) else { return };
         let (column, newest) = (h.column.take(), std::mem::take(&mut h.newest));
         h.oldest = 0;
+        (h.is_short, h.behind) = (false, 0);
         h.blocks = Default::default();
         if let Some(column) = column {
             writer.retire(&self.shared, column, newest);
@@ -251,6 +259,41 @@ impl PrefixIndex {
         writer.keep_max_blocks(&self.shared);
         self.shared.weights.add(slot, new);
         writer.sweep_some(&self.shared, keys.len());
+    }
+
+    /// How often a holder fell short: of the blocks that its engine had reported, some were refused or evicted for
+    /// lack of memory, for the first time since the holder was cleared.
+    #[must_use]
+    pub fn shortages(&self) -> u64 {
+        self.shared.shortages.load(Relaxed)
+    }
+
+    /// Whether blocks that the engine of `holder` reported were refused or evicted, since the holder was last cleared.
+    #[must_use]
+    pub fn is_short(&self, holder: HolderId) -> bool {
+        if self.shortages() == 0 {
+            return false;
+        }
+        let writer = self.writer.lock();
+        writer.holders.slot(holder).and_then(|slot| writer.holders.get(slot)).is_some_and(|h| h.is_short)
+    }
+
+    /// Marks the blocks of a prompt as used, so that they are evicted after others. It takes the lock only after the
+    /// first shortage.
+    pub fn mark_used(&self, keys: &[BlockKey]) {
+        if self.shortages() > 0 {
+            self.writer.lock().mark_used(&self.shared, keys);
+        }
+    }
+
+    /// Sets whether the estimates of a holder have a share of their own when memory is exhausted. Those of a server
+    /// whose engine reports its blocks need none.
+    pub fn set_share(&self, holder: HolderId, has_share: bool) {
+        let mut writer = self.writer.lock();
+        let slot = writer.holders.slot(holder);
+        if let Some(h) = slot.and_then(|slot| writer.holders.get_mut(slot)) {
+            h.has_share = has_share;
+        }
     }
 
     /// Limits the number of blocks besides the memory limit. Recording a prompt evicts the least recently used

@@ -39,6 +39,8 @@ pub(super) const ALIASED: u8 = 2;
 pub(super) const BEHIND: u8 = 4;
 /// The run has a node in the lists of estimated blocks.
 pub(super) const GUESSED: u8 = 8;
+/// A prompt has used the run since the eviction's hand passed it.
+pub(super) const USED: u8 = 16;
 
 /// Where a run is attached: behind `offset` blocks of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

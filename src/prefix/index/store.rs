@@ -140,8 +140,9 @@ impl Writer {
         };
         let mut rest = blocks;
         let mut new = 0;
-        self.guesses.pinned = 0;
+        self.shares.storing = Some(slot);
         while let Some(first) = rest.first() {
+            self.guesses.pinned = at.run;
             let shape = Run::at(&sh.arena, at.run).shape();
             let same = if at.run != sh.root && at.offset < shape.len { self.same_blocks(sh, at, rest) } else { 0 };
             let done = if same > 0 {
@@ -157,7 +158,7 @@ impl Writer {
             new += done.1;
             rest = rest.get(done.0 as usize..).unwrap_or_default();
             if done.0 == 0 {
-                self.stats.refused_blocks += rest.len() as u64;
+                self.refuse(sh, slot, rest.len() as u64);
                 break;
             }
             if !rest.is_empty() {
@@ -283,7 +284,7 @@ impl Writer {
                 let spot = self.names.prepared(&sh.arena, &spots, done, hash);
                 match self.name_one(sh, slot, (spot, hash), value, offset < named) {
                     Ok(()) => (done, offset) = (done + 1, offset + 1),
-                    Err(NoRoom) if self.make_room(sh) => {}
+                    Err(NoRoom) if self.purge_near(sh, slot, block.hash) || self.make_room(sh) => {}
                     Err(NoRoom) => return (rest.len() - done) as u32,
                 }
             }
@@ -313,7 +314,9 @@ impl Writer {
             Some(same) if same == value => Ok(()),
             Some(_) => {
                 Run::at(&sh.arena, unpack(value).0).set_flags(ALIASED);
-                self.set_own(sh, slot, |a| &mut a.names, name.1, value)
+                self.set_own(sh, slot, |a| &mut a.names, name.1, value)?;
+                self.limit_own_names(sh, slot);
+                Ok(())
             }
         }
     }
@@ -349,13 +352,14 @@ impl Writer {
             }
         };
         self.count(slot, claim.plane, added, 0);
+        self.guesses.pinned = at.run;
         let unnamed = self.name(sh, slot, *at, (blocks.get(..added as usize).unwrap_or_default(), spots), 0);
         at.offset += added;
         if unnamed > 0 {
             let lost = self.drop_range(sh, at.run, claim, (at.offset - unnamed, at.offset));
             self.count(slot, claim.plane, 0, lost);
             // The rest would find no memory either.
-            self.stats.refused_blocks += (blocks.len() as u32 - added + lost) as u64;
+            self.refuse(sh, slot, (blocks.len() as u32 - added + lost) as u64);
             return (blocks.len() as u32, added - lost);
         }
         (added, added)
@@ -371,6 +375,7 @@ impl Writer {
         names: impl IntoIterator<Item = EngineHash>,
     ) -> (usize, u32) {
         let (mut known, mut new) = (0, 0);
+        self.shares.storing = Some(slot);
         for hash in names {
             let Some(at) = self.held_by(sh, slot, claim.column, hash) else { break };
             known += 1;
@@ -378,7 +383,9 @@ impl Writer {
             let block = [StoredBlock { hash, key: BlockKey(0) }];
             let spots = self.spots(sh, &block);
             let (taken, more) = self.take_up(sh, slot, claim, at, (&block, &spots));
-            self.stats.refused_blocks += u64::from(taken == 0);
+            if taken == 0 {
+                self.refuse(sh, slot, 1);
+            }
             new += more;
         }
         (known, new)

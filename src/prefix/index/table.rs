@@ -295,6 +295,20 @@ impl WordTable {
         }
     }
 
+    /// Iterates over the entries of the page where `key` belongs.
+    pub(super) fn near<'a>(&self, arena: &'a Arena, key: u64) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+        self.spot(arena, key).page.into_iter().flat_map(Page::entries)
+    }
+
+    /// Drops the entries whose value `keep` rejects from the page where `key` belongs. Returns whether there were any.
+    pub(super) fn retain_near(&mut self, arena: &Arena, key: u64, keep: impl Fn(u64) -> bool) -> bool {
+        let lost: Vec<u64> = self.near(arena, key).filter(|(_, value)| !keep(*value)).map(|(key, _)| key).collect();
+        for key in &lost {
+            self.remove(arena, *key);
+        }
+        !lost.is_empty()
+    }
+
     /// Drops the entries of a page whose value `keep` rejects, and merges the page with its neighbour if both fit in
     /// one. Returns the directory entry of the next page.
     pub(super) fn retain_page(

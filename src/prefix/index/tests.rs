@@ -4,6 +4,7 @@ mod bounds;
 mod histories;
 mod model;
 mod regressions;
+mod shares;
 mod tables;
 mod threads;
 

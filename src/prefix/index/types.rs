@@ -97,6 +97,8 @@ pub struct Stats {
     pub evicted_for_tenant: u64,
     /// Estimated blocks evicted because memory was exhausted and none were older.
     pub evicted_for_budget: u64,
+    /// Blocks that engines had reported, evicted because memory was exhausted and their cache was over its share.
+    pub evicted_reported: u64,
     /// Blocks that were not stored for lack of memory.
     pub refused_blocks: u64,
 }

@@ -5,9 +5,10 @@ use super::arena::{Addr, Space, order_for, words_of};
 use super::columns::Columns;
 use super::cover::{self, COUNTED, Column, Cover, ENGINE, GPU, GUESS, LEVELS, Plane, REACH};
 use super::guess::Guesses;
-use super::holders::Holders;
+use super::holders::{Holder, Holders};
 use super::ranges::{Range, cut, cutoff_of, join, total};
 use super::run::{BEHIND, FROZEN, GUESSED, MAX_RUN, Run, RunPosition, RunShape, write_tags};
+use super::shares::Shares;
 use super::table::{NoRoom, WordTable};
 use super::{ReaderView, Stats};
 use crate::key::BlockKey;
@@ -26,6 +27,7 @@ pub(super) struct Writer {
     pub(super) holders: Holders,
     pub(super) columns: Columns,
     pub(super) guesses: Guesses,
+    pub(super) shares: Shares,
     /// Blocks that columns hold behind a gap, by (run, column, plane).
     pub(super) behind: BTreeMap<(Addr, Column, u8), Vec<Range>>,
     pub(super) cover: Cover,
@@ -64,6 +66,7 @@ impl Writer {
             holders,
             columns,
             guesses,
+            shares: Shares::default(),
             behind: BTreeMap::new(),
             cover: Cover::default(),
             header_pages: Vec::new(),
@@ -450,12 +453,18 @@ impl Writer {
             }
             return true;
         }
-        if self.aside + ASIDE_ENTRY + size_of_val(holes) > self.aside_limit {
+        // A holder may have as much as is left for others, so that no holder takes all of it.
+        let (bytes, left) = (ASIDE_ENTRY + size_of_val(holes), self.aside_limit.saturating_sub(self.aside));
+        let own = self.holders.get(self.columns.slot(claim.column)).map_or(0, |holder| holder.behind);
+        if own + bytes > left {
             return false;
         }
         let holes = holes.to_vec();
         self.behind_remove(run, claim);
-        self.aside += ASIDE_ENTRY + size_of_val(&*holes);
+        self.aside += bytes;
+        if let Some(holder) = self.holder_of(claim.column) {
+            holder.behind += bytes;
+        }
         self.behind.insert((run, claim.column, claim.plane as u8), holes);
         header.set_flags(BEHIND);
         true
@@ -463,8 +472,17 @@ impl Writer {
 
     pub(super) fn behind_remove(&mut self, run: Addr, claim: HolderPlane) {
         if let Some(old) = self.behind.remove(&(run, claim.column, claim.plane as u8)) {
-            self.aside -= ASIDE_ENTRY + size_of_val(&*old);
+            let bytes = ASIDE_ENTRY + size_of_val(&*old);
+            self.aside -= bytes;
+            if let Some(holder) = self.holder_of(claim.column) {
+                holder.behind = holder.behind.saturating_sub(bytes);
+            }
         }
+    }
+
+    /// The holder that has this column now.
+    fn holder_of(&mut self, column: Column) -> Option<&mut Holder> {
+        self.holders.get_mut(self.columns.slot(column)).filter(|holder| holder.column == Some(column))
     }
 
     /// Words that a run takes in the arena, for the bill of its tenant.

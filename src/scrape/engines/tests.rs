@@ -21,6 +21,7 @@ fn recorded_metrics_of_vllm_under_load() {
         waiting: 22,
         running: 8,
         kv_usage: 0.304_985_34,
+        model: Some("tiny".into()),
         // The series with the greatest value is the newest; the others are outdated.
         lora: Some(LoraState { max: 2, running: names(&["chat", "sql"]), waiting: names(&["chat", "sql"]) }),
         block_size: Some(16),

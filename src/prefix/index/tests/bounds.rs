@@ -283,24 +283,25 @@ fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<Stored
 }
 
 #[test]
-fn engine_blocks_replace_estimates_and_are_then_refused() {
+fn engine_blocks_replace_estimates_and_then_older_engine_blocks() {
     let index = index(BUDGET);
     let (engine, guessed) = (index.add_holder(), index.add_holder());
     for i in 0..7_000u64 {
         index.record(guessed, &keys(1_000_000 + i, 100), TenantId(i as u32), seconds(1));
     }
     assert!(index.blocks(guessed).guessed > 100_000);
+    index.set_share(guessed, false);
     let mut stored = Vec::new();
-    while index.stats().refused_blocks == 0 {
+    while index.stats().evicted_reported == 0 {
         let prompt = keys(stored.len() as u64, 200);
         stored.push((store(&index, engine, &prompt), prompt));
         assert_within(&index);
     }
     assert_eq!(index.blocks(guessed).guessed, 0, "{:?}", index.stats());
     assert!(stored.len() > 300, "{}: {:?}", stored.len(), index.stats());
-    let refused = index.stats().refused_blocks;
+    let gone = index.stats().evicted_reported;
     let held: u64 = stored.iter().map(|(_, p)| u64::from(depth(&index, engine, p).gpu)).sum();
-    assert_eq!(held + refused, stored.len() as u64 * 200, "stored blocks are found");
+    assert_eq!(held + gone, stored.len() as u64 * 200, "stored blocks are found");
     assert_eq!(u64::from(index.blocks(engine).gpu), held);
     // Removing blocks frees memory.
     for (blocks, _) in &stored {
@@ -308,7 +309,7 @@ fn engine_blocks_replace_estimates_and_are_then_refused() {
         index.remove(engine, Tier::Gpu, &names);
     }
     let stats = index.stats();
-    assert_eq!((stats.runs, stats.blocks, stats.names), (0, 0, 0), "{stats:?}");
+    assert_eq!((stats.runs, stats.blocks, stats.refused_blocks), (0, 0, 0), "{stats:?}");
     let prompt = keys(1, 200);
     store(&index, engine, &prompt);
     assert_eq!(depth(&index, engine, &prompt).gpu, 200);
