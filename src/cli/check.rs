@@ -1,7 +1,8 @@
 //! `attache check`: reports every error of a configuration at once.
 
+use super::EXIT_CONFIG;
+use super::output::{colour, message, print};
 use super::source::ReloadSource;
-use super::{EXIT_CONFIG, colour};
 use crate::config::Diagnostic;
 use crate::config::diagnostic::render_json;
 use clap::{Args, ValueEnum};
@@ -56,16 +57,16 @@ pub(super) fn check(args: &CheckArgs) -> ExitCode {
     let reading = ReloadSource::of_file_alone(file.clone()).read();
     let refused = reading.diagnostics.iter().any(|d| d.is_error() || args.deny_warnings);
     match (args.format, &reading.settings) {
-        (DiagnosticFormat::Json, _) => println!("{}", render_json(&reading.diagnostics, file.to_str())),
+        (DiagnosticFormat::Json, _) => print(render_json(&reading.diagnostics, file.to_str())),
         (DiagnosticFormat::Text, settings) => {
-            eprint!("{}", reading.render(colour()));
+            message(reading.render(colour()));
             if let (Some(settings), false) = (settings, refused) {
                 let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
                 let pools = settings.pools.len() + settings.templates.len();
                 let counted =
                     |number: usize, what| if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") };
                 let (pools, endpoints) = (counted(pools, "pool"), counted(endpoints, "endpoint"));
-                println!("{}: good ({pools}, {endpoints} named)", file.display());
+                print(format_args!("{}: good ({pools}, {endpoints} named)", file.display()));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! `attache completions`.
 
+use super::output::print;
 use clap::{Args, Command};
 use clap_complete::Shell;
-use std::io::Write;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -21,7 +21,6 @@ pub(super) struct CompletionsArgs {
 pub(super) fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "attache", &mut script);
-    // A reader may close the pipe before the end.
-    let _ = std::io::stdout().write_all(&script);
+    print(String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }

@@ -1,7 +1,8 @@
 //! `attache explain`: explains the decision for one request.
 
+use super::output::{colour, message, print};
 use super::source::ReloadSource;
-use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
+use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::admin::DEFAULT_EXPLAINED_PATH;
 use crate::app;
 use crate::clock::Clock;
@@ -93,7 +94,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
     let explained = match &args.config_file {
         Some(file) => {
             let reading = ReloadSource::of_file_alone(file.clone()).read();
-            eprint!("{}", reading.render(colour()));
+            message(reading.render(colour()));
             let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
             let picker = match app::offline(&settings) {
                 Ok(picker) => picker,
@@ -117,21 +118,21 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
     match explained {
         Ok(explanation) => {
             if args.json {
-                println!("{explanation:#}");
+                print(format_args!("{explanation:#}"));
             } else {
-                print!("{}", show(&explanation, args.all_blocks));
+                print(show(&explanation, args.all_blocks));
             }
             if list(&explanation["picks"]).is_empty() { ExitCode::from(EXIT_REFUSED) } else { ExitCode::SUCCESS }
         }
         Err(refusal) => {
-            eprintln!("the request would be rejected: {refusal}");
+            message(format_args!("the request would be rejected: {refusal}"));
             ExitCode::from(EXIT_REFUSED)
         }
     }
 }
 
 fn fail(code: u8, error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
+    message(format_args!("error: {error:#}"));
     ExitCode::from(code)
 }
 

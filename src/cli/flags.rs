@@ -46,7 +46,7 @@ Examples:
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1
 
-Exit codes: 0 ended after SIGTERM, 64 wrong usage, 70 internal error or an error of the system such as a port in use, \
+Exit codes: 0 ended after SIGTERM or SIGINT, 64 wrong usage, 70 internal error or an error of the system such as a port in use, \
                         78 wrong configuration.";
 
 /// OpenTelemetry's variable for the sampling ratio.
@@ -332,7 +332,7 @@ pub struct RunArgs {
     /// Seed of random choices [default: from the system]
     #[arg(long, value_name = "N", env = "ATTACHE_SEED", help_heading = "Process")]
     pub seed: Option<u64>,
-    /// Time from SIGTERM until new streams are rejected [default: 5s]
+    /// Time from SIGTERM until new streams are rejected; none after SIGINT (Ctrl-C) [default: 5s]
     #[arg(
         long, value_name = "TIME", env = "ATTACHE_DRAIN_MIN_DELAY", value_parser = parse_duration,
         help_heading = "Process"

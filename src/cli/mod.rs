@@ -7,6 +7,7 @@ mod check;
 mod completions;
 mod explain;
 pub mod flags;
+mod output;
 mod reference;
 #[cfg(feature = "simulator")]
 mod replay;
@@ -17,7 +18,7 @@ pub mod source;
 mod version;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use std::io::IsTerminal;
+use output::message;
 use std::process::ExitCode;
 
 /// Exit code for wrong usage of the command line.
@@ -81,13 +82,10 @@ pub fn main() -> ExitCode {
     let reference::Translated { words, warnings } = reference::translate(std::env::args_os().collect());
     match Cli::try_parse_from(words) {
         Ok(cli) => match cli.verb {
-            Verb::Run(args) => {
-                warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-                run::run(&args)
-            }
+            Verb::Run(args) => run::run(&args, &warnings),
             #[cfg(feature = "simulator")]
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
-                eprintln!("error: {error:#}");
+                message(format_args!("error: {error:#}"));
                 ExitCode::from(EXIT_INTERNAL)
             }),
             Verb::Check(args) => check::check(&args),
@@ -103,11 +101,6 @@ pub fn main() -> ExitCode {
             ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
         }
     }
-}
-
-/// Whether standard error shows colours.
-fn colour() -> bool {
-    std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
 
 /// Parses a header of a request, `name: value`.

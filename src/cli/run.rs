@@ -1,13 +1,15 @@
 //! `attache run`: serves Envoy.
 
 use super::flags::RunArgs;
+use super::output::{colour, message};
 use super::source::ReloadSource;
-use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
+use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::app::{self, Reload};
 use crate::config::settings::PoolSettings;
 use crate::config::{Diagnostic, Settings};
 use crate::record::RecordSettings;
 use crate::telemetry;
+use crate::telemetry::logs::LogHandle;
 use std::process::ExitCode;
 
 const NOTHING_TO_SERVE: &str = "\
@@ -22,29 +24,44 @@ The shortest ways to start:
 For more information, try `attache run --help`.
 ";
 
-pub(super) fn run(args: &RunArgs) -> ExitCode {
+/// Serves until shutdown. `converted` has warnings about flags of other pickers.
+pub(super) fn run(args: &RunArgs, converted: &[String]) -> ExitCode {
     if !args.has_something_to_serve() {
-        eprint!("{NOTHING_TO_SERVE}");
+        message(NOTHING_TO_SERVE);
         return ExitCode::from(EXIT_USAGE);
     }
     let source = ReloadSource::new(args.config_file.clone(), args.config_text.clone(), args.overrides());
     let reading = source.read();
-    if !reading.diagnostics.is_empty() {
-        eprint!("{}", reading.render(colour()));
+    let log_json = reading.settings.as_ref().is_some_and(|settings| settings.telemetry.log_json);
+    if !log_json {
+        converted.iter().for_each(|warning| message(format_args!("warning: {warning}")));
+        message(reading.render(colour()));
     }
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
-    match serve(settings, source, args.record()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(EXIT_INTERNAL)
-        }
+    let logs = telemetry::logs::init(&settings.telemetry.log_filter, log_json, colour());
+    if log_json {
+        // A reader of JSON lines can't parse text between them.
+        converted.iter().for_each(|warning| tracing::warn!("{warning}"));
+        log(&reading.diagnostics, reading.text.as_ref().map_or("", |text| &text.name));
     }
+    let served = logs.map_err(Into::into).and_then(|logs| serve(settings, source, args.record(), logs));
+    let Err(error) = served else { return ExitCode::SUCCESS };
+    let error = format!("{error:#}");
+    if log_json {
+        tracing::error!(error, "start failed");
+    } else {
+        message(format_args!("error: {error}"));
+    }
+    ExitCode::from(EXIT_INTERNAL)
 }
 
-/// Serves until shutdown; returns the exit code.
-fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings>) -> anyhow::Result<()> {
-    let logs = telemetry::logs::init(&settings.telemetry.log_filter, settings.telemetry.log_json)?;
+/// Serves until shutdown.
+fn serve(
+    settings: Settings,
+    source: ReloadSource,
+    record: Option<RecordSettings>,
+    logs: LogHandle,
+) -> anyhow::Result<()> {
     let of_pools = source.clone();
     let read_pool = Box::new(move |name: &str, text: &str| read_pool(&of_pools, name, text));
     let reload = source.path.clone().map(|path| Reload { path, load: Box::new(move || reread(&source)) });
@@ -54,25 +71,28 @@ fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings
 /// Reads the configuration again; errors are logged, and the last known good one stays.
 fn reread(source: &ReloadSource) -> Option<Settings> {
     let reading = source.read();
-    tell(&reading.diagnostics, source.path.as_deref().and_then(|path| path.to_str()).unwrap_or_default());
+    log(&reading.diagnostics, source.path.as_deref().and_then(|path| path.to_str()).unwrap_or_default());
     reading.settings
 }
 
 /// Reads a pool's own configuration; errors are logged.
 fn read_pool(source: &ReloadSource, name: &str, text: &str) -> Option<PoolSettings> {
     let (settings, diagnostics) = source.read_pool(name, text);
-    tell(&diagnostics, name);
+    log(&diagnostics, name);
     settings
 }
 
-fn tell(diagnostics: &[Diagnostic], source: &str) {
+/// Logs diagnostics of the configuration `source`. Those about flags and variables have no place in it.
+fn log(diagnostics: &[Diagnostic], source: &str) {
     for diagnostic in diagnostics {
-        let (line, column) = diagnostic.span.map_or((0, 0), |s| (s.line, s.column));
-        let path = &diagnostic.path;
+        let code = diagnostic.code.as_str();
+        let (line, column) = diagnostic.span.map(|s| (s.line, s.column)).unzip();
+        let source = (!source.is_empty() && diagnostic.is_of_text()).then_some(source);
+        let (path, help) = (&diagnostic.path, diagnostic.help.as_deref());
         if diagnostic.is_error() {
-            tracing::error!(source, line, column, path, "configuration refused: {}", diagnostic.message);
+            tracing::error!(code, source, line, column, path, help, "configuration refused: {}", diagnostic.message);
         } else {
-            tracing::warn!(source, line, column, path, "configuration: {}", diagnostic.message);
+            tracing::warn!(code, source, line, column, path, help, "configuration: {}", diagnostic.message);
         }
     }
 }

@@ -71,7 +71,7 @@ impl ReloadSource {
                 Ok(bytes) => Some(ConfigText { name: path.display().to_string(), bytes }),
                 Err(error) => {
                     let message = format!("can't read {}: {error}", path.display());
-                    let diagnostic = Diagnostic::new(Code::Unreadable, "--config-file", message);
+                    let diagnostic = Diagnostic::new(Code::Unreadable, "", message);
                     return ConfigReading { settings: None, diagnostics: vec![diagnostic], text: None };
                 }
             },

@@ -1,7 +1,19 @@
 //! `attache version`: prints version and features.
 
+use super::output::print;
 use clap::Args;
 use std::process::ExitCode;
+
+/// The features of Cargo.toml, and whether this build has them.
+const FEATURES: &[(&str, bool)] = &[
+    ("hf-tokenizers", cfg!(feature = "hf-tokenizers")),
+    ("kube", cfg!(feature = "kube")),
+    ("nats", cfg!(feature = "nats")),
+    ("otlp", cfg!(feature = "otlp")),
+    ("redis", cfg!(feature = "redis")),
+    ("simulator", cfg!(feature = "simulator")),
+    ("zmq", cfg!(feature = "zmq")),
+];
 
 /// Print the version.
 #[derive(Args, Debug)]
@@ -14,19 +26,29 @@ pub(super) struct VersionArgs {
 pub(super) fn version(args: &VersionArgs) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
     if args.json {
-        let known = [("otlp", cfg!(feature = "otlp")), ("simulator", cfg!(feature = "simulator"))];
-        let features: Vec<&str> = known.into_iter().filter_map(|(name, is_built)| is_built.then_some(name)).collect();
-        println!(
-            "{}",
-            serde_json::json!({
-                "version": version,
-                "features": features,
-                "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
-                "debug": cfg!(debug_assertions),
-            })
-        );
+        let features: Vec<&str> = FEATURES.iter().filter_map(|(name, is_built)| is_built.then_some(*name)).collect();
+        print(serde_json::json!({
+            "version": version,
+            "features": features,
+            "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            "debug": cfg!(debug_assertions),
+        }));
     } else {
-        println!("attache {version}");
+        print(format_args!("attache {version}"));
     }
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn version_knows_every_feature_of_the_manifest() {
+        let manifest = include_str!("../../Cargo.toml");
+        let section = manifest.split("\n[features]\n").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap();
+        let names = section.lines().filter_map(|line| line.split_once(" = ").map(|(name, _)| name));
+        let mut names: Vec<&str> = names.filter(|name| !name.starts_with([' ', '#']) && *name != "default").collect();
+        names.sort_unstable();
+        let known: Vec<&str> = super::FEATURES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(known, names);
+    }
 }

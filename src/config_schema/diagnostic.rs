@@ -196,6 +196,15 @@ impl Diagnostic {
         self
     }
 
+    /// Whether it is about the text of a configuration, not about a flag (`--strategy`) or an environment variable
+    /// (`REDIS_HOST`).
+    #[must_use]
+    pub fn is_of_text(&self) -> bool {
+        let is_of_variable = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        let is_of_variable = !self.path.is_empty() && self.path.chars().all(is_of_variable);
+        self.span.is_some() || !(self.path.starts_with('-') || is_of_variable)
+    }
+
     /// Whether the configuration is rejected because of it.
     #[must_use]
     pub fn is_error(&self) -> bool {
@@ -262,7 +271,7 @@ fn render_one(out: &mut String, d: &Diagnostic, source: Option<(&str, &str)>, p:
                 excerpt(out, text, related.span, width, '-', f, &related.note, p);
             }
         }
-        (Some((name, _)), None) if !d.path.starts_with('-') => {
+        (Some((name, _)), None) if d.is_of_text() => {
             let _ = writeln!(out, "{:width$}{f}-->{r} {name}", "");
         }
         _ => {}

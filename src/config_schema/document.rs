@@ -266,7 +266,12 @@ impl<'de> Visitor<'de> for ValueVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut entries = Vec::new();
         while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<Value>>()? {
-            entries.push((At { span: span(&key.referenced), value: key.value }, node(value)));
+            let (key, mut value) = (At { span: span(&key.referenced), value: key.value }, node(value));
+            // A block begins on a line below its key, whose name says more than the first line of the block.
+            if matches!(value.value, Value::Map(_) | Value::List(_)) && value.span.line > key.span.line {
+                value.span = key.span;
+            }
+            entries.push((key, value));
         }
         Ok(Value::Map(entries))
     }

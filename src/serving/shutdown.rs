@@ -5,7 +5,8 @@
 //!                       └────────────second signal───────────────▶
 //! ```
 //!
-//! Lame: no longer ready, but all requests are still served, because load balancers need time to react. Draining: new
+//! Lame: no longer ready, but all requests are still served, because load balancers need time to react. SIGINT comes
+//! from a person at a terminal and not from an orchestrator, so it skips this phase. Draining: new
 //! streams are rejected, open ones continue. Forced: open streams are closed. The owner of the streams may end the
 //! process as soon as Draining has begun and no stream is open. Used by `app`.
 
@@ -27,6 +28,24 @@ pub enum Phase {
     Forced,
 }
 
+/// A request to shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM, from an orchestrator.
+    Terminate,
+    /// SIGINT, from a person at a terminal.
+    Interrupt,
+}
+
+impl Signal {
+    fn name(self) -> &'static str {
+        match self {
+            Signal::Terminate => "SIGTERM",
+            Signal::Interrupt => "SIGINT",
+        }
+    }
+}
+
 /// Durations of the phases, both measured from the first signal.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainTimes {
@@ -43,23 +62,24 @@ pub struct Shutdown(watch::Receiver<Phase>);
 impl Shutdown {
     /// Starts to follow `signals`; each item is a request to shut down. Must be called inside a tokio runtime.
     #[must_use]
-    pub fn start(mut signals: mpsc::Receiver<&'static str>, times: DrainTimes) -> Self {
+    pub fn start(mut signals: mpsc::Receiver<Signal>, times: DrainTimes) -> Self {
         let (phase, handle) = watch::channel(Phase::Running);
         tokio::spawn(async move {
-            let Some(name) = signals.recv().await else {
+            let Some(signal) = signals.recv().await else {
                 // All senders are gone, so no shutdown can be requested: the process runs until it is killed.
                 return phase.closed().await;
             };
             let asked = Instant::now();
+            let min_delay = if signal == Signal::Interrupt { Duration::ZERO } else { times.min_delay };
             tracing::info!(
-                signal = name,
-                min_delay_ms = millis(times.min_delay),
+                signal = signal.name(),
+                min_delay_ms = millis(min_delay),
                 deadline_ms = millis(times.deadline),
-                "shutting down: not ready, still serving"
+                "shutting down: not ready, still serving; a second signal ends the process at once"
             );
             phase.send_replace(Phase::Lame);
             let drain = async {
-                sleep_until(asked + times.min_delay.min(times.deadline)).await;
+                sleep_until(asked + min_delay.min(times.deadline)).await;
                 tracing::info!("draining: new streams are rejected");
                 phase.send_replace(Phase::Draining);
                 sleep_until(asked + times.deadline).await;
@@ -96,23 +116,23 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Returns SIGTERM and SIGINT as a stream of their names. Must be called inside a tokio runtime.
+/// Returns SIGTERM and SIGINT as a stream. Must be called inside a tokio runtime.
 ///
 /// # Errors
 /// When the operating system rejects a signal handler.
 #[cfg(unix)]
-pub fn signals() -> io::Result<mpsc::Receiver<&'static str>> {
+pub fn signals() -> io::Result<mpsc::Receiver<Signal>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (sender, receiver) = mpsc::channel(4);
     tokio::spawn(async move {
         loop {
-            let name = tokio::select! {
-                Some(()) = term.recv() => "SIGTERM",
-                Some(()) = int.recv() => "SIGINT",
+            let received = tokio::select! {
+                Some(()) = term.recv() => Signal::Terminate,
+                Some(()) = int.recv() => Signal::Interrupt,
                 else => return,
             };
-            if sender.send(name).await.is_err() {
+            if sender.send(received).await.is_err() {
                 return;
             }
         }
@@ -131,7 +151,7 @@ mod tests {
         let (ask, signals) = mpsc::channel(1);
         let shutdown = Shutdown::start(signals, TIMES);
         assert_eq!(shutdown.phase(), Phase::Running);
-        ask.send("SIGTERM").await.unwrap();
+        ask.send(Signal::Terminate).await.unwrap();
         shutdown.reached(Phase::Lame).await;
         let asked = Instant::now();
         shutdown.reached(Phase::Draining).await;
@@ -142,13 +162,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn interrupt_drains_without_the_delay() {
+        let (ask, signals) = mpsc::channel(1);
+        let shutdown = Shutdown::start(signals, TIMES);
+        let asked = Instant::now();
+        ask.send(Signal::Interrupt).await.unwrap();
+        shutdown.reached(Phase::Draining).await;
+        assert_eq!((asked.elapsed(), shutdown.phase()), (Duration::ZERO, Phase::Draining));
+        shutdown.reached(Phase::Forced).await;
+        assert_eq!(asked.elapsed().as_secs(), 60);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn second_signal_closes_streams_at_once() {
         let (ask, signals) = mpsc::channel(2);
         let shutdown = Shutdown::start(signals, TIMES);
-        ask.send("SIGTERM").await.unwrap();
+        ask.send(Signal::Terminate).await.unwrap();
         shutdown.reached(Phase::Lame).await;
         let asked = Instant::now();
-        ask.send("SIGINT").await.unwrap();
+        ask.send(Signal::Interrupt).await.unwrap();
         shutdown.reached(Phase::Forced).await;
         assert_eq!(asked.elapsed(), Duration::ZERO);
     }
@@ -157,7 +189,7 @@ mod tests {
     async fn deadline_before_the_delay_is_respected() {
         let (ask, signals) = mpsc::channel(1);
         let shutdown = Shutdown::start(signals, DrainTimes { deadline: Duration::from_secs(1), ..TIMES });
-        ask.send("SIGTERM").await.unwrap();
+        ask.send(Signal::Terminate).await.unwrap();
         shutdown.reached(Phase::Lame).await;
         let asked = Instant::now();
         shutdown.reached(Phase::Forced).await;

@@ -2,7 +2,7 @@
 //!
 //! Used by `app` (once, at start) and `admin` (`PUT /log-level`). Imports nothing of the crate.
 
-use std::io::IsTerminal;
+use attache_types::log_filter;
 use std::sync::Arc;
 use tracing::Subscriber;
 use tracing_subscriber::filter::EnvFilter;
@@ -71,12 +71,12 @@ impl LogHandle {
     }
 }
 
-/// Starts logging for the whole process.
+/// Starts logging for the whole process; `colour` applies to text.
 ///
 /// # Errors
 /// If the filter is invalid or logging was started before.
-pub fn init(filter: &str, json: bool) -> Result<LogHandle, LogError> {
-    let (subscriber, handle) = subscriber(filter, json, std::io::stderr().is_terminal(), std::io::stderr)?;
+pub fn init(filter: &str, json: bool, colour: bool) -> Result<LogHandle, LogError> {
+    let (subscriber, handle) = subscriber(filter, json, colour, std::io::stderr)?;
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Twice)?;
     Ok(handle)
 }
@@ -98,7 +98,8 @@ where
         }
         reload.with_current(ToString::to_string).map_err(|e| e.to_string())
     }));
-    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
+    // Without a reader of standard error, a report of the failed write would fail as well, by a panic.
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let layer: Box<dyn Layer<_> + Send + Sync> = if json {
         layer.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed()
     } else {
@@ -125,6 +126,7 @@ fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
     if filter.trim().is_empty() {
         return Err(refuse("it is empty".into()));
     }
+    log_filter::check(filter).map_err(refuse)?;
     // The user's directives come last: the last directive for a target wins.
     let with_quiet = QUIET.iter().copied().chain([filter]).collect::<Vec<_>>().join(",");
     EnvFilter::builder().parse(with_quiet).map_err(|e| refuse(e.to_string()))
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn a_wrong_filter_is_refused_and_the_old_one_stays() {
         let (_subscriber, handle) = subscriber("attache=warn", false, false, std::io::sink).unwrap();
-        for bad in ["", "attache=loud", "=,=", "[[["] {
+        for bad in ["", "attache=loud", "=,=", "[[[", "verbos"] {
             assert!(handle.set(bad).is_err(), "{bad}");
         }
         assert!(handle.current().contains("attache=warn"), "{}", handle.current());

@@ -12,6 +12,7 @@ pub mod clock;
 pub mod error;
 pub mod ids;
 pub mod limits;
+pub mod log_filter;
 pub mod params;
 pub mod rng;
 pub mod spelling;

@@ -1,7 +1,7 @@
 //! The `attache` binary: arguments in, exit codes and output out.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn attache(arguments: &[&str]) -> Output {
     attache_with(&[], arguments)
@@ -86,6 +86,52 @@ fn version_is_printed_as_text_and_json() {
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     let has_simulator = json["features"].as_array().unwrap().contains(&"simulator".into());
     assert_eq!(has_simulator, cfg!(feature = "simulator"));
+}
+
+#[test]
+fn closed_pipes_end_no_command_with_a_panic() {
+    let (good, bad) = (root("examples/configs/full.yaml"), data("bad/unknown-key.yaml"));
+    let good = good.to_str().unwrap();
+    let closed = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    let cases: &[(&[&str], i32)] = &[
+        (&["check", "--format", "json", good], 0),
+        (&["check", good], 0),
+        (&["check", &bad], 78),
+        (&["version"], 0),
+        (&["version", "--json"], 0),
+        (&["completions", "bash"], 0),
+        (&["--help"], 0),
+        (&["run"], 64),
+        (&["run", "--config-file", &bad], 78),
+        (&["explain", "/nonexistent"], 64),
+        (&["replay", "--list"], 0),
+        (&["replay", "--trace", "/nonexistent"], 64),
+    ];
+    for (words, expected) in cases {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        let status = command.args(*words).stdout(closed()).stderr(closed()).status().unwrap();
+        assert_eq!(status.code(), Some(*expected), "{words:?}");
+        let output = Command::new(env!("CARGO_BIN_EXE_attache")).args(*words).stdout(closed()).output().unwrap();
+        assert_eq!(output.status.code(), Some(*expected), "{words:?}: {}", err(&output));
+        assert!(!err(&output).contains("panicked"), "{words:?}: {}", err(&output));
+    }
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_attache")).arg("version").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(70));
+    assert!(err(&output).contains("can't write to standard output"), "{}", err(&output));
+}
+
+#[test]
+fn log_filters_that_select_nothing_are_rejected() {
+    for (filter, hint) in [("verbos", "is not a level"), ("atache=debug", "did you mean `attache`?")] {
+        let output = attache(&["run", "--endpoint", "127.0.0.1:8000", "--log-level", filter]);
+        assert_eq!(code(&output), 78, "{filter}");
+        assert!(err(&output).contains("E212") && err(&output).contains(hint), "{}", err(&output));
+    }
 }
 
 #[test]

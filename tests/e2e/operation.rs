@@ -124,6 +124,27 @@ async fn shutdown_is_unready_at_once_and_ends_within_the_deadline() {
     assert!(asked.elapsed() < Duration::from_secs(6), "within the deadline: {:?}", asked.elapsed());
 }
 
+/// A person at a terminal need not wait for load balancers. Every line of the log is JSON, warnings of the start too.
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupt_ends_an_idle_picker_and_start_warnings_are_json_lines() {
+    let echo = Echo::start().await;
+    let drain = ["--drain-min-delay", "60s", "--trace-ratio", "0.5", "--enable-pprof"];
+    let mut picker = AttacheProcess::start(&[echo.address], &drain).await;
+    picker.process.signal("INT");
+    let asked = Instant::now();
+    assert_eq!(picker.process.wait().await.code(), Some(0));
+    assert!(asked.elapsed() < Duration::from_secs(30), "not after the delay for SIGTERM: {:?}", asked.elapsed());
+
+    let log = picker.process.stderr();
+    let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
+    let warnings: Vec<_> = lines.filter(|line| line["level"] == "WARN").collect();
+    let about = |words: &str| warnings.iter().find(|line| line["message"].as_str().unwrap().contains(words));
+    assert!(about("`--enable-pprof` has no effect").is_some(), "{log}");
+    let ratio = about("`--trace-ratio` of 0.5 has no effect").expect(&log);
+    assert_eq!((&ratio["code"], &ratio["path"]), (&json!("W307"), &json!("--trace-ratio")));
+    assert_eq!((ratio.get("source"), ratio.get("line")), (None, None), "a flag is in no file");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn dns_name_is_resolved_and_its_server_gets_requests() {
     let echo = Echo::start().await;

@@ -1,6 +1,7 @@
 //! `attache explain --from-record`: explains the decision about a recorded request.
 
 use super::{EXIT_REFUSED, EXIT_USAGE, fail};
+use crate::cli::output::print;
 use crate::picker::explained::{DecisionExplanation, StrategyChoice};
 use crate::plugins::registry;
 use crate::replay::record::explain::{RecordedExplanation, explain};
@@ -33,11 +34,11 @@ pub(super) fn run(file: &Path, args: &RecordedArgs, json: bool) -> ExitCode {
     };
     if json {
         match serde_json::to_string_pretty(&explanation) {
-            Ok(text) => println!("{text}"),
+            Ok(text) => print(text),
             Err(error) => return fail(super::EXIT_INTERNAL, &error.into()),
         }
     } else {
-        print!("{}", show(&explanation));
+        print(show(&explanation));
     }
     if explanation.decision.choice.picks.is_empty() { ExitCode::from(EXIT_REFUSED) } else { ExitCode::SUCCESS }
 }

@@ -148,8 +148,8 @@ pub(crate) struct ReplayArgs {
     /// `prefix-based:TOKENS`; several values play each policy several times [default: the configuration's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Strategies")]
     pub(super) disaggregation: Vec<String>,
-    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`; `+late-binding`
-    /// after a name lets requests wait in a queue while the pool is full (the configuration's `flowControl`, else the
+    /// Policies beside the configuration's: `name`, `name={key: value}` with parameters, `label=name`,
+    /// `label=file.yaml`; `+late-binding` after a name lets requests wait in a queue while the pool is full (the configuration's `flowControl`, else the
     /// recommended one), `+at-once` disables the queue
     #[arg(long, value_name = "LIST", default_value = DEFAULT_COMPARE, help_heading = "Strategies")]
     pub(super) compare: Vec<String>,

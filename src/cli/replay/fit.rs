@@ -1,6 +1,7 @@
 //! `attache replay --fit-profile`: derives an engine's constants from a recording.
 
 use super::{EXIT_INTERNAL, ReplayArgs, ReplayFailure, plan};
+use crate::cli::output::print;
 use crate::replay::fit::{answers, fit};
 use crate::replay::record;
 use crate::sim::profiles::file;
@@ -17,7 +18,7 @@ pub(super) fn run(args: &ReplayArgs, recording: &Path) -> Result<bool, ReplayFai
     let load = load.with_context(|| recording.display().to_string()).map_err(ReplayFailure::usage)?;
     let fitted =
         fit(&load, &engine, base).with_context(|| recording.display().to_string()).map_err(ReplayFailure::usage)?;
-    print!("{fitted}");
+    print(&fitted);
     if let Some(out) = &args.profile_out {
         let text = file::write(&fitted.engine, &format!("{}:\n{fitted}", recording.display()));
         std::fs::write(out, text)

@@ -6,6 +6,7 @@ use super::{
     Counting, EXIT_INTERNAL, EXIT_STOPPED, ReplayArgs, ReplayFailure, WorkloadSource, progress_of, show, sources,
     workload,
 };
+use crate::cli::output::message;
 use crate::clock::{Clock, Timestamp};
 use crate::loadgen::{self, LiveApi, LiveConfig, LiveError, LiveOutcome};
 use crate::report::Observer;
@@ -231,7 +232,7 @@ async fn play(
     let on_signal = stop.clone();
     let signal = tokio::spawn(async move {
         if tokio::signal::ctrl_c().await.is_ok() {
-            eprintln!("stopping: nothing more is sent; what is under way may end");
+            message("stopping: nothing more is sent; what is under way may end");
             on_signal.cancel();
         }
     });
@@ -241,7 +242,7 @@ async fn play(
     let outcome = played?;
     tell(&outcome, args.endpoints.first().copied());
     if let Some(error) = observer.failed {
-        eprintln!("--requests-out ends early: {error}");
+        message(format_args!("--requests-out ends early: {error}"));
     }
     let mut cell = BTreeMap::from([("target".to_owned(), target.to_owned())]);
     if speed != 1.0 {
@@ -270,29 +271,29 @@ async fn play(
 fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
     let LiveOutcome { model, sent, late, latest, held, most_in_flight, cut, endpoints, failures, unranked, .. } =
         outcome;
-    eprintln!(
+    message(format_args!(
         "{sent} requests sent for `{model}`, at most {most_in_flight} at once; {} servers responded",
         endpoints.len()
-    );
+    ));
     if servers.is_none() && endpoints.len() > 1 {
-        eprintln!("the imbalance is that of those servers; --endpoints N says how many there are");
+        message("the imbalance is that of those servers; --endpoints N says how many there are");
     }
     if *unranked > 0 {
-        eprintln!(
+        message(format_args!(
             "{unranked} have a priority that the gateway does not get; --objective PRIORITY=NAME sends an objective \
              for it"
-        );
+        ));
     }
     if *late > 0 {
-        eprintln!(
+        message(format_args!(
             "{late} were sent late, the latest by {latest:.1?}: {held} waited for --max-in-flight, the others for \
              this machine"
-        );
+        ));
     }
     if *cut > 0 {
-        eprintln!("{cut} were cancelled at the end");
+        message(format_args!("{cut} were cancelled at the end"));
     }
     for (reason, count) in failures {
-        eprintln!("{count} failed: {reason}");
+        message(format_args!("{count} failed: {reason}"));
     }
 }

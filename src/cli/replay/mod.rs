@@ -8,8 +8,9 @@ mod plan;
 mod record;
 mod variants;
 
+use super::output::{colour, may_colour, message, print};
 use super::source::ReloadSource;
-use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
+use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::clock::{Clock, Timestamp};
 use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::{ExchangeSettings, PoolSettings, TenantSettings};
@@ -68,7 +69,7 @@ impl ReplayFailure {
 
 pub(super) fn run(args: &ReplayArgs) -> ExitCode {
     if args.list {
-        print!("{}", list::all());
+        print(list::all());
         return ExitCode::SUCCESS;
     }
     let result = match (&args.from_record, &args.fit_profile, &args.live.target) {
@@ -81,7 +82,7 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_ASSERTION),
         Err(ReplayFailure(code, error)) => {
-            eprintln!("error: {error:#}");
+            message(format_args!("error: {error:#}"));
             ExitCode::from(code)
         }
     }
@@ -203,7 +204,7 @@ fn configuration(args: &ReplayArgs) -> Result<PlayedConfig, ReplayFailure> {
 
 fn played_config(file: &Path, name: Option<&str>) -> anyhow::Result<PlayedConfig> {
     let reading = ReloadSource::of_file_alone(file.to_owned()).read();
-    eprint!("{}", reading.render(colour()));
+    message(reading.render(colour()));
     let text = reading.text.as_ref().map(|t| t.text().to_owned()).unwrap_or_default();
     let settings: Settings = reading.settings.with_context(|| format!("{} can't be used", file.display()))?;
     let quotas = quotas(&settings);
@@ -371,7 +372,7 @@ fn play_all(
     let (runs, remarks): (Vec<RunResult>, Vec<_>) =
         done.into_inner().into_values().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     for remark in remarks.into_iter().flatten().collect::<BTreeSet<_>>() {
-        eprintln!("{remark}");
+        message(remark);
     }
     Ok(runs)
 }
@@ -573,8 +574,7 @@ fn show(args: &ReplayArgs, report: &Report, assertions: &[Assertion]) -> anyhow:
     let document = report.document();
     let terminal = std::io::stdout().is_terminal();
     let width = terminal.then(|| usize::from(console::Term::stdout().size().1)).filter(|w| *w > 0);
-    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-    print!("{}", table::render(&document, TableStyle { width, colour: terminal && !no_colour }));
+    print(table::render(&document, TableStyle { width, colour: terminal && may_colour() }));
     let write = |path: &PathBuf, bytes: &[u8]| {
         std::fs::write(path, bytes).with_context(|| format!("can't write {}", path.display()))
     };
@@ -592,7 +592,7 @@ fn show(args: &ReplayArgs, report: &Report, assertions: &[Assertion]) -> anyhow:
     }
     let mut all_hold = true;
     for outcome in assertions.iter().flat_map(|assertion| assertion.check(&document)) {
-        println!("{}", outcome.line);
+        print(outcome.line);
         all_hold &= outcome.passed;
     }
     Ok(all_hold)

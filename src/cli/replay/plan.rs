@@ -1,14 +1,17 @@
 //! Parses the arguments of `attache replay`: policies, servers, changes.
 
 use crate::clock::Timestamp;
+use crate::config::document;
 use crate::config::recommended_flow;
 use crate::config::settings::{Disaggregation, PoolSettings};
 use crate::config::units::parse_duration;
 use crate::disagg::Mode;
 use crate::disagg::policy::default_together;
+use crate::plugins::registry;
 use crate::pool::{EndpointSpec, Roles};
 use crate::replay::legs::Patience;
 use crate::replay::world::{FleetChange, TimedChange, with_role};
+use crate::scheduling::registry::canonical;
 use crate::scheduling::{Decider, SplitPolicy};
 use crate::sim::engine::EngineConfig;
 use crate::sim::profiles;
@@ -81,8 +84,19 @@ impl Binding {
     }
 }
 
-/// The policies in `--compare`: `name`, `name={json}` and `label=file.yaml`, each with an optional suffix
-/// `+late-binding` or `+at-once`, after those of the configuration itself.
+/// The name in `name` and in `name={parameters}`, as the registry has it.
+fn strategy_name(spelling: &str) -> &str {
+    canonical(spelling.split_once('=').map_or(spelling, |(name, _)| name).trim())
+}
+
+/// Parameters in braces: JSON, or the flow style of YAML, which configuration files use.
+fn parameters_of(text: &str) -> anyhow::Result<Value> {
+    let node = document::parse(text.as_bytes(), &mut Vec::new()).map_err(|d| anyhow::anyhow!("{}", d.message))?;
+    Ok(node.value.to_json())
+}
+
+/// The policies in `--compare`: `name` and `name={parameters}` (JSON or YAML), `label=name` and `label=file.yaml`, each
+/// with an optional suffix `+late-binding` or `+at-once`, after those of the configuration itself.
 ///
 /// # Errors
 /// The invalid name, parameter or file.
@@ -101,6 +115,13 @@ pub(super) fn policies(
             Some((name, rest)) => (name.trim(), Some(rest.trim())),
             None => (plain, None),
         };
+        let labelled = rest.filter(|rest| registry().strategy(strategy_name(rest)).is_some());
+        let (label, name, rest) = match labelled.map(|strategy| (strategy, strategy.split_once('='))) {
+            Some((_, Some((strategy, parameters)))) => (Some(name), strategy.trim(), Some(parameters.trim())),
+            Some((strategy, None)) => (Some(name), strategy, None),
+            None => (None, name, rest),
+        };
+        let with_suffix = |name: &str| format!("{name}{}", binding.map_or("", Binding::suffix));
         let policy = match rest {
             Some(file) if !file.starts_with('{') => {
                 let other = read(Path::new(file))?;
@@ -111,21 +132,21 @@ pub(super) fn policies(
                     endpoints: base.endpoints.clone(),
                     ..other
                 };
-                let name = binding.map_or_else(|| name.to_owned(), |binding| format!("{name}{}", binding.suffix()));
-                Policy { name, pool }
+                Policy { name: with_suffix(name), pool }
             }
             parameters => {
-                let parameters = parameters.map(serde_json::from_str).transpose();
-                let parameters =
-                    parameters.with_context(|| format!("--compare {name}: its parameters are not JSON"))?;
+                let parameters = parameters.map(parameters_of).transpose();
+                let parameters = parameters.with_context(|| {
+                    format!("--compare {name}: its parameters can't be read; as in `{name}={{key: 1, other: two}}`")
+                })?;
                 let pool = PoolSettings {
-                    strategy: name.to_owned(),
+                    strategy: canonical(name).to_owned(),
                     strategy_parameters: parameters.unwrap_or(Value::Null),
                     rules: Vec::new(),
                     by_request: None,
                     ..base.clone()
                 };
-                Policy { name: spelling.to_owned(), pool }
+                Policy { name: label.map_or_else(|| spelling.to_owned(), with_suffix), pool }
             }
         };
         let policy = match binding {

@@ -1,6 +1,7 @@
 //! `attache replay --from-record`: decides a recorded run again.
 
-use super::{EXIT_CONFIG, ReplayFailure, colour, playable};
+use super::{EXIT_CONFIG, ReplayFailure, playable};
+use crate::cli::output::{colour, message, print};
 use crate::cli::source::ReloadSource;
 use crate::plugins::registry;
 use crate::replay::record::{Summary, replay_file};
@@ -14,7 +15,7 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, ReplayFail
         None => None,
         Some(path) => {
             let reading = ReloadSource::of_file_alone(path.to_owned()).read();
-            eprint!("{}", reading.render(colour()));
+            message(reading.render(colour()));
             let unusable = || format!("{} can't be used", path.display());
             let settings = reading.settings.with_context(unusable).map_err(|e| ReplayFailure(EXIT_CONFIG, e))?;
             let playable = settings.pools.iter().try_for_each(playable).with_context(unusable);
@@ -24,7 +25,7 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, ReplayFail
     };
     let summary = replay_file(file, other.as_ref(), &registry()).with_context(|| format!("{}", file.display()));
     let summary: Summary = summary.map_err(ReplayFailure::usage)?;
-    print!("{summary}");
+    print(&summary);
     // With another configuration, decisions may differ.
     Ok(config.is_some() || summary.is_exact())
 }

@@ -31,6 +31,7 @@ use super::settings::{
 use super::units::show_duration;
 use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
+use attache_types::log_filter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -283,7 +284,9 @@ fn telemetry(
 ) -> TelemetrySettings {
     let level = pick(flags.log_level.as_ref(), file.log_level);
     if let Some(at) = &level
-        && let Err(e) = tracing_subscriber::EnvFilter::builder().parse(&at.value)
+        && let Err(e) = log_filter::check(&at.value).and_then(|()| {
+            tracing_subscriber::EnvFilter::builder().parse(&at.value).map(drop).map_err(|e| e.to_string())
+        })
     {
         sink.push(
             Diagnostic::new(

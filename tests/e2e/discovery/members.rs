@@ -133,7 +133,7 @@ async fn experimental_group_and_label_selectors_are_served() {
     picker.until_ready().await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     assert_eq!(pick(&connection, "m").await.destination(), "10.0.0.1:8080");
-    assert!(picker.process.stderr().contains("warning: `--enable-pprof` has no effect"));
+    assert!(picker.process.stderr().contains("`--enable-pprof` has no effect"));
 
     let by_labels = ["--endpoint-selector", "app in (vllm,sglang)", "--endpoint-target-ports", "8000,8001"];
     let standalone = AttacheProcess::in_cluster(&api.kubeconfig(), &[&by_labels[..], &[NO_METRICS]].concat()).await;

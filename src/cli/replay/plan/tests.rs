@@ -11,6 +11,34 @@ fn commas_split_where_they_are_not_inside() {
 }
 
 #[test]
+fn compared_policies_take_labels_and_parameters_in_json_or_yaml() {
+    let overrides = crate::config::Overrides { endpoints: vec!["127.0.0.1:1".to_owned()], ..Default::default() };
+    let settings = crate::cli::source::ReloadSource::new(None, None, overrides).read().settings.unwrap();
+    let base = &settings.pools[0];
+    let read = |path: &Path| -> anyhow::Result<PoolSettings> { bail!("file {}", path.display()) };
+    let compared = |spelling: &str| policies(base, &[spelling.to_owned()], read);
+    for (spelling, name, strategy, parameters) in [
+        ("random", "random", "random", Value::Null),
+        ("a=least-request", "a", "least-request", Value::Null),
+        ("a=least-request+at-once", "a+at-once", "least-request", Value::Null),
+        (
+            "predicted-latency={workPrice: 0}",
+            "predicted-latency={workPrice: 0}",
+            "predicted-latency",
+            serde_json::json!({"workPrice": 0}),
+        ),
+        (r#"b=predicted-latency={"workPrice": 0.5}"#, "b", "predicted-latency", serde_json::json!({"workPrice": 0.5})),
+    ] {
+        let policy = compared(spelling).unwrap().pop().unwrap();
+        assert_eq!((policy.name.as_str(), policy.pool.strategy.as_str()), (name, strategy), "{spelling}");
+        assert_eq!(policy.pool.strategy_parameters, parameters, "{spelling}");
+    }
+    assert_eq!(compared("a=other.yaml").unwrap_err().to_string(), "file other.yaml");
+    let error = format!("{:#}", compared("predicted-latency={workPrice: [}").unwrap_err());
+    assert!(error.contains("as in `predicted-latency={key: 1, other: two}`"), "{error}");
+}
+
+#[test]
 fn events_are_about_blocks_of_one_size() {
     let size = |list| block_size(&servers(list, None).unwrap());
     assert_eq!((size("prefill-6000*2").unwrap(), size("8b-h100*2").unwrap()), (512, 16));
