@@ -9,19 +9,36 @@ use std::sync::Arc;
 pub struct LoraState {
     /// Number of adapters that fit in GPU memory at once; 0 when the server does not report it.
     pub max: u32,
-    /// Adapters with a running request.
+    /// Adapters with a running request, sorted.
     pub running: Vec<Arc<str>>,
-    /// Adapters with a waiting request.
+    /// Adapters with a waiting request, sorted. An adapter may have running requests too.
     pub waiting: Vec<Arc<str>>,
 }
 
 impl LoraState {
+    /// The state of a server with space for `max` adapters; names in any order.
+    #[must_use]
+    pub fn new(max: u32, mut running: Vec<Arc<str>>, mut waiting: Vec<Arc<str>>) -> Self {
+        for names in [&mut running, &mut waiting] {
+            names.sort_unstable();
+            names.dedup();
+        }
+        Self { max, running, waiting }
+    }
+
+    /// The number of slots that the adapters occupy, or will: one for each adapter that runs, waits or does both.
+    #[must_use]
+    pub fn used_slots(&self) -> usize {
+        let only_waits = self.waiting.iter().filter(|name| self.running.binary_search(name).is_err());
+        self.running.len() + only_waits.count()
+    }
+
     /// Whether `model` is an adapter that the server would have to load first. An unknown name may be the base model's,
     /// so only a server whose slots are all used by other adapters is known to lack it.
     #[must_use]
     pub fn lacks(&self, model: &str) -> bool {
         let loaded = self.running.iter().chain(&self.waiting).any(|name| **name == *model);
-        !loaded && self.max > 0 && self.running.len() >= self.max as usize
+        !loaded && self.max > 0 && self.used_slots() >= self.max as usize
     }
 }
 

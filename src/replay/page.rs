@@ -79,7 +79,7 @@ fn loras(engines: &[Engine], max: u32) -> LoraState {
         add(&mut running, active);
         add(&mut waiting, queued);
     }
-    LoraState { max, running, waiting }
+    LoraState::new(max, running, waiting)
 }
 
 /// Reads a histogram of an engine.

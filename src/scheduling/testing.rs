@@ -112,7 +112,7 @@ pub fn running(running: u32) -> TestServer {
 /// A server with these adapters running and waiting, and a limit of `max`.
 pub fn lora(running: &[&str], waiting: &[&str], max: u32) -> TestServer {
     let names = |list: &[&str]| list.iter().map(|n| Arc::from(*n)).collect();
-    let lora = Some(LoraState { max, running: names(running), waiting: names(waiting) });
+    let lora = Some(LoraState::new(max, names(running), names(waiting)));
     reports(EndpointMetrics { lora, ..EndpointMetrics::default() })
 }
 

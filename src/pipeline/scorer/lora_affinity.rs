@@ -1,8 +1,8 @@
 //! `lora-affinity-scorer`: 1 if the adapter is active, 0.8 if it can be loaded, 0.6 if it already waits, else 0.
 //!
-//! It can be loaded if fewer adapters are active and waiting than the server holds at once. When not: adapters are
-//! pinned to endpoints by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, loadable,
-//! waiting).
+//! It can be loaded if fewer adapters are active or waiting than the server holds at once. An adapter that is both
+//! counts once. When not: adapters are pinned to endpoints by labels. Source: GIE `lora-affinity-scorer` (order of the
+//! checks: active, loadable, waiting), which counts such an adapter twice.
 
 use super::no_metrics;
 use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
@@ -33,7 +33,7 @@ impl Scorer for LoraAffinity {
             let holds = |names: &[std::sync::Arc<str>]| names.iter().any(|n| **n == *cx.request.model);
             *score = if holds(&lora.running) {
                 1.0
-            } else if lora.running.len() + lora.waiting.len() < lora.max as usize {
+            } else if lora.used_slots() < lora.max as usize {
                 0.8
             } else if holds(&lora.waiting) {
                 0.6

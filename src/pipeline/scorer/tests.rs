@@ -135,6 +135,19 @@ fn caches_and_adapters() {
         ("GIE active", "lora-affinity-scorer", none(), vec![lora(&["A"], &[], 2)], &[1.0]),
         ("GIE waiting, full", "lora-affinity-scorer", none(), vec![lora(&["B", "C"], &["A"], 2)], &[0.6]),
         ("GIE full", "lora-affinity-scorer", none(), vec![lora(&["B"], &["C"], 2)], &[0.0]),
+        (
+            "an adapter that runs and waits has one slot",
+            "lora-affinity-scorer",
+            none(),
+            vec![
+                lora(&["B"], &["B"], 2),
+                lora(&["C", "B"], &["C", "B"], 2),
+                lora(&["B"], &["B"], 1),
+                lora(&[], &["B"], 1),
+                lora(&["C", "B"], &["D", "B"], 4),
+            ],
+            &[0.8, 0.0, 0.0, 0.0, 0.8],
+        ),
         ("GIE max 0", "lora-affinity-scorer", none(), vec![lora(&[], &[], 0), silent()], &[0.0, 0.0]),
         (
             "GIE mixed",
