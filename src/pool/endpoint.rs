@@ -38,10 +38,18 @@ pub enum Engine {
     None,
 }
 
-/// The metrics path of most servers.
-pub(crate) const DEFAULT_METRICS_PATH: &str = "/metrics";
-/// The path of AstrAI's load report.
-pub(crate) const ASTRAI_STATS_PATH: &str = "/stats";
+impl Engine {
+    /// The path at which the engine itself serves its metrics.
+    #[must_use]
+    pub fn metrics_path(self) -> &'static str {
+        match self {
+            // `/metrics` has statistics of iterations there, as JSON.
+            Self::TrtllmServe => "/prometheus/metrics",
+            Self::Astrai => "/stats",
+            Self::Vllm | Self::Sglang | Self::Triton | Self::Xllm | Self::None => "/metrics",
+        }
+    }
+}
 
 /// Where Attaché scrapes an endpoint's metrics.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -50,13 +58,13 @@ pub struct MetricsSource {
     pub scheme: Arc<str>,
     /// The metrics port, if it differs from the serving port.
     pub port: Option<u16>,
-    /// The metrics path. For an AstrAI server, `DEFAULT_METRICS_PATH` stands for `ASTRAI_STATS_PATH`.
-    pub path: Arc<str>,
+    /// The metrics path, if it differs from the engine's own ([`Engine::metrics_path`]).
+    pub path: Option<Arc<str>>,
 }
 
 impl Default for MetricsSource {
     fn default() -> Self {
-        Self { scheme: "http".into(), port: None, path: DEFAULT_METRICS_PATH.into() }
+        Self { scheme: "http".into(), port: None, path: None }
     }
 }
 
@@ -107,9 +115,7 @@ impl EndpointSpec {
             return None;
         }
         let host = SocketAddr::new(self.address.ip(), self.metrics.port.unwrap_or(self.address.port()));
-        // AstrAI has no metrics at the default path of other engines.
-        let is_default = *self.metrics.path == *DEFAULT_METRICS_PATH;
-        let path = if self.engine == Engine::Astrai && is_default { ASTRAI_STATS_PATH } else { &*self.metrics.path };
+        let path = self.metrics.path.as_deref().unwrap_or(self.engine.metrics_path());
         Some(format!("{}://{host}{path}", self.metrics.scheme))
     }
 }

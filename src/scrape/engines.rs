@@ -1,18 +1,23 @@
 //! The metric names of each serving engine, and the conversion of scraped metrics to [`EndpointMetrics`].
 //!
 //! A data-parallel server exposes one series per engine: requests and blocks are summed, and the highest cache usage
-//! counts; the requests of each engine are kept as well. Metrics without the three values that every engine reports
-//! (waiting, running, cache usage) are rejected, and so are those where such a value is NaN, infinite or negative: an
-//! incomplete sum would make the server look idle.
+//! counts; the requests of each engine are kept as well. `tally` says which series of a value count. Metrics without
+//! the three values that every engine reports (waiting, running, cache usage) are rejected, and so are those where such
+//! a value is NaN, infinite or negative: an incomplete sum would make the server look idle.
 //!
 //! Called by [`super::feed`]. Imports `pool` and [`super::exposition`].
 
 mod astrai;
+mod rows;
+mod tally;
 
 use super::exposition::{Families, Labels, Scan, Skipped};
-use attache_pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraState, Rates};
+use attache_pool::{Counters, EndpointMetrics, Engine, LoraState, Rates};
 use attache_types::clock::Timestamp;
+use rows::{Figure, Row, SGLANG, TRITON, TRTLLM_SERVE, VLLM, XLLM};
+use std::fmt;
 use std::sync::{Arc, LazyLock};
+use tally::{Series, Tally};
 
 /// Most adapters that are read from one label; GPU memory has space for a few dozen.
 pub(crate) const MAX_ADAPTERS: usize = 1_024;
@@ -24,186 +29,73 @@ const MAX_ENGINES: usize = 1_024;
 /// Label with the name of the base model.
 const MODEL_LABEL: &str = "model_name";
 
-/// The meaning of a metric family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Figure {
-    Waiting,
-    Running,
-    KvUsage,
-    /// An info series whose labels have the block size and the number of blocks.
-    CacheInfo {
-        block_size: &'static str,
-        num_blocks: &'static str,
-    },
-    BlockSize,
-    NumBlocks,
-    Lora,
-    ProcessStart,
-    PrefixQueries,
-    PrefixHits,
-    CpuCacheUsage,
-    GpuBusy,
-    EngineUtilization,
-    Count(Counter),
-}
-
-/// One family of an engine, or the part of it with a certain label.
-#[derive(Clone, Copy, Debug)]
-struct Row {
-    figure: Figure,
-    family: &'static str,
-    only: Option<(&'static str, &'static str)>,
-}
-
-const fn row(figure: Figure, family: &'static str) -> Row {
-    Row { figure, family, only: None }
-}
-
-const fn part(figure: Figure, family: &'static str, label: &'static str, value: &'static str) -> Row {
-    Row { figure, family, only: Some((label, value)) }
-}
-
-/// The sum of a histogram: its family is `family` with `_sum`.
-const fn sum(histogram: Histogram, family: &'static str) -> Row {
-    row(Figure::Count(Counter::Sum(histogram)), family)
-}
-
-/// The number of values of a histogram: its family is `family` with `_count`.
-const fn number(histogram: Histogram, family: &'static str) -> Row {
-    row(Figure::Count(Counter::Count(histogram)), family)
-}
-
-/// A value that no engine reports itself, and that an exporter may add under AIBrix's name.
-const GPU_BUSY: Row = row(Figure::GpuBusy, "gpu_busy_time_ratio");
-
-/// Of several rows for one value, the first with samples counts: new names precede old ones.
-const VLLM: &[Row] = &[
-    row(Figure::Waiting, "vllm:num_requests_waiting"),
-    row(Figure::Running, "vllm:num_requests_running"),
-    row(Figure::KvUsage, "vllm:kv_cache_usage_perc"),
-    row(Figure::KvUsage, "vllm:gpu_cache_usage_perc"),
-    row(Figure::CacheInfo { block_size: "block_size", num_blocks: "num_gpu_blocks" }, "vllm:cache_config_info"),
-    row(Figure::Lora, "vllm:lora_requests_info"),
-    row(Figure::ProcessStart, "process_start_time_seconds"),
-    row(Figure::PrefixQueries, "vllm:prefix_cache_queries_total"),
-    row(Figure::PrefixQueries, "vllm:gpu_prefix_cache_queries_total"),
-    row(Figure::PrefixHits, "vllm:prefix_cache_hits_total"),
-    row(Figure::PrefixHits, "vllm:gpu_prefix_cache_hits_total"),
-    row(Figure::CpuCacheUsage, "vllm:cpu_cache_usage_perc"),
-    GPU_BUSY,
-    row(Figure::Count(Counter::PromptTokens), "vllm:prompt_tokens_total"),
-    row(Figure::Count(Counter::GenerationTokens), "vllm:generation_tokens_total"),
-    row(Figure::Count(Counter::Finished), "vllm:request_success_total"),
-    sum(Histogram::Queue, "vllm:request_queue_time_seconds_sum"),
-    number(Histogram::Queue, "vllm:request_queue_time_seconds_count"),
-    sum(Histogram::Prefill, "vllm:request_prefill_time_seconds_sum"),
-    number(Histogram::Prefill, "vllm:request_prefill_time_seconds_count"),
-    sum(Histogram::Decode, "vllm:request_decode_time_seconds_sum"),
-    number(Histogram::Decode, "vllm:request_decode_time_seconds_count"),
-    sum(Histogram::PromptTokens, "vllm:request_prompt_tokens_sum"),
-    number(Histogram::PromptTokens, "vllm:request_prompt_tokens_count"),
-    sum(Histogram::GenerationTokens, "vllm:request_generation_tokens_sum"),
-    number(Histogram::GenerationTokens, "vllm:request_generation_tokens_count"),
-];
-
-const SGLANG: &[Row] = &[
-    row(Figure::Waiting, "sglang:num_queue_reqs"),
-    row(Figure::Running, "sglang:num_running_reqs"),
-    row(Figure::KvUsage, "sglang:token_usage"),
-    row(Figure::CacheInfo { block_size: "page_size", num_blocks: "num_pages" }, "sglang:cache_config_info"),
-    row(Figure::ProcessStart, "process_start_time_seconds"),
-    row(Figure::PrefixQueries, "sglang:prompt_tokens_total"),
-    row(Figure::PrefixHits, "sglang:cached_tokens_total"),
-    GPU_BUSY,
-    row(Figure::Count(Counter::PromptTokens), "sglang:prompt_tokens_total"),
-    row(Figure::Count(Counter::GenerationTokens), "sglang:generation_tokens_total"),
-    row(Figure::Count(Counter::Finished), "sglang:num_requests_total"),
-    sum(Histogram::Queue, "sglang:queue_time_seconds_sum"),
-    number(Histogram::Queue, "sglang:queue_time_seconds_count"),
-    sum(Histogram::FirstToken, "sglang:time_to_first_token_seconds_sum"),
-    number(Histogram::FirstToken, "sglang:time_to_first_token_seconds_count"),
-    sum(Histogram::Latency, "sglang:e2e_request_latency_seconds_sum"),
-    number(Histogram::Latency, "sglang:e2e_request_latency_seconds_count"),
-    sum(Histogram::PromptTokens, "sglang:prompt_tokens_histogram_sum"),
-    number(Histogram::PromptTokens, "sglang:prompt_tokens_histogram_count"),
-    sum(Histogram::GenerationTokens, "sglang:generation_tokens_histogram_sum"),
-    number(Histogram::GenerationTokens, "sglang:generation_tokens_histogram_count"),
-];
-
-const TRTLLM_SERVE: &[Row] = &[
-    row(Figure::Waiting, "trtllm_num_requests_waiting"),
-    row(Figure::Running, "trtllm_num_requests_running"),
-    row(Figure::KvUsage, "trtllm_kv_cache_utilization"),
-    row(Figure::BlockSize, "trtllm_kv_cache_tokens_per_block"),
-    row(Figure::NumBlocks, "trtllm_kv_cache_max_blocks"),
-    row(Figure::ProcessStart, "process_start_time_seconds"),
-    GPU_BUSY,
-    row(Figure::Count(Counter::PromptTokens), "trtllm_prompt_tokens_total"),
-    row(Figure::Count(Counter::GenerationTokens), "trtllm_generation_tokens_total"),
-    row(Figure::Count(Counter::Finished), "trtllm_request_success_total"),
-    sum(Histogram::Queue, "trtllm_request_queue_time_seconds_sum"),
-    number(Histogram::Queue, "trtllm_request_queue_time_seconds_count"),
-    sum(Histogram::FirstToken, "trtllm_time_to_first_token_seconds_sum"),
-    number(Histogram::FirstToken, "trtllm_time_to_first_token_seconds_count"),
-    sum(Histogram::Latency, "trtllm_e2e_request_latency_seconds_sum"),
-    number(Histogram::Latency, "trtllm_e2e_request_latency_seconds_count"),
-];
-
-const TRITON_REQUESTS: &str = "nv_trt_llm_request_metrics";
-const TRITON_BLOCKS: &str = "nv_trt_llm_kv_cache_block_metrics";
-const TRITON: &[Row] = &[
-    part(Figure::Waiting, TRITON_REQUESTS, "request_type", "waiting"),
-    part(Figure::Running, TRITON_REQUESTS, "request_type", "scheduled"),
-    part(Figure::KvUsage, TRITON_BLOCKS, "kv_cache_block_type", "fraction"),
-    part(Figure::BlockSize, TRITON_BLOCKS, "kv_cache_block_type", "tokens_per"),
-    part(Figure::NumBlocks, TRITON_BLOCKS, "kv_cache_block_type", "max"),
-    GPU_BUSY,
-];
-
-/// xLLM's metric names have no prefix.
-const XLLM: &[Row] = &[
-    row(Figure::Waiting, "num_waiting_requests"),
-    row(Figure::Running, "num_running_requests"),
-    row(Figure::KvUsage, "kv_cache_utilization"),
-    row(Figure::KvUsage, "kv_cache_utilization_perc"),
-    row(Figure::ProcessStart, "process_start_time_seconds"),
-    row(Figure::EngineUtilization, "engine_utilization"),
-    GPU_BUSY,
-    row(Figure::Count(Counter::PromptTokens), "num_processing_tokens_total_prompt"),
-    row(Figure::Count(Counter::GenerationTokens), "num_processing_tokens_total_generated"),
-];
-
 /// The families of one engine, prepared for scanning.
 #[derive(Debug)]
 pub struct EngineMap {
-    /// Whether the metrics are AstrAI's JSON, without families.
-    is_json: bool,
+    engine: Engine,
     rows: &'static [Row],
     families: Families,
     /// For each family, the rows that use it.
     rows_of: Vec<Vec<usize>>,
 }
 
-static MAPS: LazyLock<[EngineMap; 5]> =
-    LazyLock::new(|| [VLLM, SGLANG, TRTLLM_SERVE, TRITON, XLLM].map(EngineMap::new));
-static ASTRAI: LazyLock<EngineMap> = LazyLock::new(|| EngineMap { is_json: true, ..EngineMap::new(&[]) });
+static MAPS: LazyLock<[EngineMap; 5]> = LazyLock::new(|| {
+    [
+        EngineMap::new(Engine::Vllm, VLLM),
+        EngineMap::new(Engine::Sglang, SGLANG),
+        EngineMap::new(Engine::TrtllmServe, TRTLLM_SERVE),
+        EngineMap::new(Engine::Triton, TRITON),
+        EngineMap::new(Engine::Xllm, XLLM),
+    ]
+});
+/// AstrAI's metrics are JSON, without families.
+static ASTRAI: LazyLock<EngineMap> = LazyLock::new(|| EngineMap::new(Engine::Astrai, &[]));
+
+/// The name of a sample: its family, and the label that selects a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleName {
+    family: &'static str,
+    part: Option<(&'static str, &'static str)>,
+}
+
+impl SampleName {
+    /// A family without parts.
+    #[must_use]
+    pub const fn of(family: &'static str) -> Self {
+        Self { family, part: None }
+    }
+}
+
+impl From<&Row> for SampleName {
+    fn from(row: &Row) -> Self {
+        Self { family: row.family, part: row.only }
+    }
+}
+
+impl fmt::Display for SampleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            None => f.write_str(self.family),
+            Some((label, value)) => write!(f, "{}{{{label}=\"{value}\"}}", self.family),
+        }
+    }
+}
 
 /// The reason for which metrics cannot be used. The previous ones stay in use until they are stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
     /// There is no sample of a value that every engine reports: the response is not metrics,
     /// or belongs to another engine.
-    #[error("the page has no sample of {family}")]
-    Missing {
-        /// The current name of the family.
-        family: &'static str,
-    },
+    #[error("the page has no sample of {0}")]
+    Missing(SampleName),
     /// A sample of such a value is not a finite number of at least 0.
-    #[error("a sample of {family} is not a finite number of at least 0")]
-    Unusable {
-        /// The name of the family.
-        family: &'static str,
-    },
+    #[error("a sample of {0} is not a finite number of at least 0")]
+    Unusable(SampleName),
+    /// The page is JSON, which this engine serves at another path than its metrics.
+    #[error(
+        "the page is JSON instead of Prometheus text: this engine serves metrics at {0}; check `metrics.path` and `engine`"
+    )]
+    Json(&'static str),
 }
 
 /// The metrics of one scrape with the number of skipped lines.
@@ -214,23 +106,6 @@ pub struct Reading {
     pub metrics: EndpointMetrics,
     /// How many lines and samples the scanner skipped.
     pub skipped: Skipped,
-}
-
-/// The combined samples of one row.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    seen: bool,
-    unusable: bool,
-    sum: f64,
-    max: f64,
-}
-
-impl Tally {
-    fn add(&mut self, value: f64) {
-        self.seen = true;
-        self.sum += value;
-        self.max = self.max.max(value);
-    }
 }
 
 impl EngineMap {
@@ -249,7 +124,7 @@ impl EngineMap {
         }
     }
 
-    fn new(rows: &'static [Row]) -> Self {
+    fn new(engine: Engine, rows: &'static [Row]) -> Self {
         let mut names: Vec<&'static str> = Vec::new();
         for row in rows {
             if !names.contains(&row.family) {
@@ -260,7 +135,7 @@ impl EngineMap {
             .iter()
             .map(|name| (0..).zip(rows).filter(|(_, r)| r.family == *name).map(|(i, _)| i).collect())
             .collect();
-        Self { is_json: false, rows, families: Families::new(&names), rows_of }
+        Self { engine, rows, families: Families::new(&names), rows_of }
     }
 
     /// Converts metrics that were requested when the ledger had `in_flight_at_scrape`
@@ -269,60 +144,72 @@ impl EngineMap {
     /// # Errors
     /// [`PageError`] when a value that every engine reports is missing or invalid.
     pub fn read(&self, page: &[u8], scraped_at: Timestamp, in_flight_at_scrape: u32) -> Result<Reading, PageError> {
-        if self.is_json {
+        if self.engine == Engine::Astrai {
             let metrics = EndpointMetrics { scraped_at, in_flight_at_scrape, ..astrai::read(page)? };
             return Ok(Reading { metrics, skipped: Skipped::default() });
         }
-        let mut tallies = vec![Tally::default(); self.rows.len()];
-        let mut blocks = Blocks::default();
+        if matches!(page.trim_ascii_start().first(), Some(b'[' | b'{')) {
+            return Err(PageError::Json(self.engine.metrics_path()));
+        }
+        let mut series = Series::default();
+        let mut block_size = None;
         let mut lora: Option<(f64, Labels<'_>)> = None;
         let mut ranks = Vec::new();
         let mut model: Option<Arc<str>> = None;
         let mut scan = Scan::new(page, &self.families);
         for sample in scan.by_ref() {
             for &i in self.rows_of.get(sample.family).into_iter().flatten() {
-                let (Some(row), Some(tally)) = (self.rows.get(i), tallies.get_mut(i)) else { continue };
+                let Some(row) = self.rows.get(i) else { continue };
                 // Without readable labels, an invalid line may be any part of its family.
-                let other_part = |(label, value)| sample.labels.get(label).is_some_and(|v| v != value);
-                let Some(value) = sample.value else {
-                    tally.unusable |= !row.only.is_some_and(other_part);
-                    continue;
+                let is_other = |(label, wanted): (&str, &str)| match sample.labels.get(label) {
+                    Some(value) => value != wanted,
+                    None => sample.value.is_some(),
                 };
-                if row.only.is_some_and(|(label, wanted)| sample.labels.get(label).as_deref() != Some(wanted)) {
+                if row.only.is_some_and(is_other) {
                     continue;
                 }
-                tally.add(value);
-                match row.figure {
-                    Figure::Waiting | Figure::Running => {
+                match (row.figure, sample.value) {
+                    (Figure::CacheInfo { block_size: size, num_blocks }, Some(_)) => {
+                        let number = |label| sample.labels.get(label).and_then(|text| text.parse::<u32>().ok());
+                        block_size = block_size.max(number(size));
+                        if let Some(blocks) = number(num_blocks) {
+                            series.add(i, sample.labels, Some(num_blocks), Some(blocks.into()));
+                        }
+                        continue;
+                    }
+                    (Figure::CacheInfo { .. }, None) => continue,
+                    (Figure::Lora, Some(value)) if lora.is_none_or(|(newest, _)| value > newest) => {
+                        lora = Some((value, sample.labels));
+                    }
+                    (Figure::Waiting | Figure::Running, Some(value)) => {
                         add_to_rank(&mut ranks, sample.labels, value);
                         model = model.or_else(|| sample.labels.get(MODEL_LABEL).map(|name| Arc::from(&*name)));
                     }
-                    Figure::CacheInfo { block_size, num_blocks } => blocks.add(sample.labels, block_size, num_blocks),
-                    Figure::Lora if lora.is_none_or(|(newest, _)| value > newest) => {
-                        lora = Some((value, sample.labels));
-                    }
                     _ => {}
                 }
+                series.add(i, sample.labels, None, sample.value);
             }
         }
         let skipped = scan.skipped();
+        let tallies = series.tallies(self.rows.len());
         // Ranks are distinguished if all of them are present; other nodes' engines are not ranks of this one.
         let ranks: Option<Vec<u32>> = ranks.into_iter().collect();
         let ranks = ranks.filter(|ranks| ranks.len() > 1).unwrap_or_default();
         let optional = |figure| self.first(&tallies, figure);
+        let blocks = || self.first_of(&tallies, |figure| matches!(figure, Figure::CacheInfo { .. }));
         let metrics = EndpointMetrics {
             scraped_at,
-            waiting: count(self.required(&tallies, Figure::Waiting)?.sum),
-            running: count(self.required(&tallies, Figure::Running)?.sum),
+            waiting: count(self.waiting(&tallies)?),
+            running: count(self.running(&tallies)?),
             ranks,
-            kv_usage: fraction(self.required(&tallies, Figure::KvUsage)?.max),
+            kv_usage: fraction(self.kv_usage(&tallies)?),
             cpu_cache_usage: optional(Figure::CpuCacheUsage).map(|t| fraction(t.max)),
             gpu_busy: optional(Figure::GpuBusy).map(|t| t.max),
             engine_utilization: optional(Figure::EngineUtilization).map(|t| t.max),
             model,
             lora: lora.map(|(_, labels)| lora_state(labels)),
-            block_size: blocks.size.or_else(|| optional(Figure::BlockSize).map(|t| count(t.max))),
-            num_blocks: blocks.number.or_else(|| optional(Figure::NumBlocks).map(|t| count(t.sum))),
+            block_size: block_size.or_else(|| optional(Figure::BlockSize).map(|t| count(t.max))),
+            num_blocks: blocks().or_else(|| optional(Figure::NumBlocks)).map(|t| count(t.sum)),
             process_start: optional(Figure::ProcessStart).map(|t| t.max),
             prefix_queries: optional(Figure::PrefixQueries).map(|t| t.sum),
             prefix_hits: optional(Figure::PrefixHits).map(|t| t.sum),
@@ -334,10 +221,42 @@ impl EngineMap {
         Ok(Reading { metrics, skipped })
     }
 
+    /// Requests that wait: in the queue, and before it on servers that prefill or decode for others.
+    fn waiting(&self, tallies: &[Tally]) -> Result<f64, PageError> {
+        let queue = self.required(tallies, Figure::Waiting).map(|t| t.sum).or_else(|error| {
+            let derived = self.first(tallies, Figure::Active).zip(self.first(tallies, Figure::Running));
+            match (error, derived) {
+                (PageError::Missing(_), Some((active, running))) => Ok((active.sum - running.sum).max(0.0)),
+                _ => Err(error),
+            }
+        });
+        let before = [Figure::BootstrapQueue, Figure::PreallocQueue, Figure::TransferQueue];
+        before.into_iter().try_fold(queue?, |sum, figure| Ok(sum + self.unless_missing(tallies, figure)?))
+    }
+
+    /// Requests in the batch, and those whose KV blocks are being sent.
+    fn running(&self, tallies: &[Tally]) -> Result<f64, PageError> {
+        Ok(self.required(tallies, Figure::Running)?.sum + self.unless_missing(tallies, Figure::InflightQueue)?)
+    }
+
+    fn kv_usage(&self, tallies: &[Tally]) -> Result<f64, PageError> {
+        self.required(tallies, Figure::KvUsage).map(|t| t.max).or_else(|error| {
+            let derived = self.first(tallies, Figure::UsedBlocks).zip(self.first(tallies, Figure::NumBlocks));
+            match (error, derived) {
+                (PageError::Missing(_), Some((used, all))) => Ok(used.sum / all.sum.max(1.0)),
+                _ => Err(error),
+            }
+        })
+    }
+
     /// Returns the tally of the first row for `figure` that has samples, all of them valid.
     fn first(&self, tallies: &[Tally], figure: Figure) -> Option<Tally> {
+        self.first_of(tallies, |known| known == figure)
+    }
+
+    fn first_of(&self, tallies: &[Tally], is_wanted: impl Fn(Figure) -> bool) -> Option<Tally> {
         let mut rows = self.rows.iter().zip(tallies);
-        rows.find(|(row, t)| row.figure == figure && t.seen && !t.unusable).map(|(_, t)| *t)
+        rows.find(|(row, t)| is_wanted(row.figure) && t.seen && !t.unusable).map(|(_, t)| *t)
     }
 
     /// Of several rows for one counter, the first with samples, all of them valid, counts here too.
@@ -352,32 +271,20 @@ impl EngineMap {
     }
 
     fn required(&self, tallies: &[Tally], figure: Figure) -> Result<Tally, PageError> {
-        let rows = || self.rows.iter().zip(tallies).filter(|(row, _)| row.figure == figure);
-        let on_page = rows().find(|(_, t)| t.seen || t.unusable);
-        match (on_page, rows().next()) {
-            (Some((row, t)), _) if t.unusable => Err(PageError::Unusable { family: row.family }),
-            (Some((_, t)), _) => Ok(*t),
-            (None, row) => Err(PageError::Missing { family: row.map_or("", |(row, _)| row.family) }),
+        let mut rows = self.rows.iter().zip(tallies).filter(|(row, _)| row.figure == figure).peekable();
+        let name = rows.peek().map_or(SampleName::of(""), |(row, _)| SampleName::from(*row));
+        match rows.find(|(_, t)| t.seen) {
+            Some((row, t)) if t.unusable => Err(PageError::Unusable(row.into())),
+            Some((_, t)) => Ok(*t),
+            None => Err(PageError::Missing(name)),
         }
     }
-}
 
-/// Size and number of blocks from info labels; `None` if a label is not a number.
-#[derive(Debug, Default)]
-struct Blocks {
-    size: Option<u32>,
-    number: Option<u32>,
-}
-
-impl Blocks {
-    fn add(&mut self, labels: Labels<'_>, size: &str, number: &str) {
-        for (name, value) in labels {
-            let Ok(value) = value.parse::<u32>() else { continue };
-            if name == size {
-                self.size = Some(self.size.unwrap_or(0).max(value));
-            } else if name == number {
-                self.number = Some(self.number.unwrap_or(0).saturating_add(value));
-            }
+    /// The sum of a value that only some servers report.
+    fn unless_missing(&self, tallies: &[Tally], figure: Figure) -> Result<f64, PageError> {
+        match self.required(tallies, figure) {
+            Err(PageError::Missing(_)) => Ok(0.0),
+            read => read.map(|t| t.sum),
         }
     }
 }
@@ -395,25 +302,21 @@ fn add_to_rank(ranks: &mut Vec<Option<u32>>, labels: Labels<'_>, requests: f64) 
 }
 
 fn lora_state(labels: Labels<'_>) -> LoraState {
-    let mut state = LoraState::default();
+    let (mut max, mut running, mut waiting) = (0, Vec::new(), Vec::new());
     for (name, value) in labels {
         match name {
-            "max_lora" => state.max = value.trim().parse().unwrap_or(0),
-            "running_lora_adapters" => state.running = adapters(&value),
-            "waiting_lora_adapters" => state.waiting = adapters(&value),
+            "max_lora" => max = value.trim().parse().unwrap_or(0),
+            "running_lora_adapters" => running = adapters(&value),
+            "waiting_lora_adapters" => waiting = adapters(&value),
             _ => {}
         }
     }
-    state
+    LoraState::new(max, running, waiting)
 }
 
-/// Returns the names in a comma-separated label, sorted, because servers list them in any order.
+/// Returns the names in a comma-separated label.
 fn adapters(list: &str) -> Vec<Arc<str>> {
-    let mut names: Vec<Arc<str>> =
-        list.split(',').map(str::trim).filter(|n| !n.is_empty()).take(MAX_ADAPTERS).map(Arc::from).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
+    list.split(',').map(str::trim).filter(|n| !n.is_empty()).take(MAX_ADAPTERS).map(Arc::from).collect()
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the range of u32")]

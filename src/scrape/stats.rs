@@ -27,6 +27,8 @@ pub enum ErrorReason {
     Broken,
     /// The URL cannot be requested, or TLS cannot be set up.
     Url,
+    /// The response is JSON instead of Prometheus text.
+    Json,
     /// The response lacks a value that every engine reports.
     MissingFamily,
     /// A value is NaN, infinite, negative or not a number.
@@ -35,7 +37,7 @@ pub enum ErrorReason {
 
 impl ErrorReason {
     /// All reasons in the order of their counters.
-    pub const ALL: [ErrorReason; 10] = [
+    pub const ALL: [ErrorReason; 11] = [
         ErrorReason::Connect,
         ErrorReason::Timeout,
         ErrorReason::Status,
@@ -44,6 +46,7 @@ impl ErrorReason {
         ErrorReason::Encoded,
         ErrorReason::Broken,
         ErrorReason::Url,
+        ErrorReason::Json,
         ErrorReason::MissingFamily,
         ErrorReason::UnusableSample,
     ];
@@ -55,7 +58,7 @@ impl ErrorReason {
             ErrorReason::Connect | ErrorReason::Timeout | ErrorReason::Broken => {
                 "is the server up, and are the metrics at this port? A server without metrics needs `--engine none`"
             }
-            ErrorReason::Status | ErrorReason::Redirect => {
+            ErrorReason::Status | ErrorReason::Redirect | ErrorReason::Json => {
                 "are the metrics on, and at this path (`metrics.path`)? A server without metrics needs `--engine none`"
             }
             ErrorReason::MissingFamily | ErrorReason::UnusableSample => {
@@ -81,6 +84,7 @@ impl ErrorReason {
             ErrorReason::Encoded => "encoded",
             ErrorReason::Broken => "broken",
             ErrorReason::Url => "url",
+            ErrorReason::Json => "json",
             ErrorReason::MissingFamily => "missing_family",
             ErrorReason::UnusableSample => "unusable_sample",
         }
@@ -111,8 +115,9 @@ impl ScrapeError {
             ScrapeError::Fetch(FetchError::Encoded) => ErrorReason::Encoded,
             ScrapeError::Fetch(FetchError::Broken(_)) => ErrorReason::Broken,
             ScrapeError::Fetch(FetchError::Url(_)) => ErrorReason::Url,
-            ScrapeError::Page(PageError::Missing { .. }) => ErrorReason::MissingFamily,
-            ScrapeError::Page(PageError::Unusable { .. }) => ErrorReason::UnusableSample,
+            ScrapeError::Page(PageError::Json(_)) => ErrorReason::Json,
+            ScrapeError::Page(PageError::Missing(_)) => ErrorReason::MissingFamily,
+            ScrapeError::Page(PageError::Unusable(_)) => ErrorReason::UnusableSample,
         }
     }
 }

@@ -271,6 +271,7 @@ async fn misbehaving_servers_do_not_affect_scrapes_of_others() {
             ErrorReason::Encoded,
             Answer::Raw("HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 3\r\n\r\nxyz".into()),
         ),
+        (ErrorReason::Json, Answer::Page("[]".into())),
         (ErrorReason::MissingFamily, Answer::Page("<html>hello</html>".into())),
         (ErrorReason::UnusableSample, page("NaN", "1", "0", "5")),
         (ErrorReason::UnusableSample, page("1", "-3", "0", "5")),
@@ -364,7 +365,7 @@ async fn removed_endpoints_are_not_scraped_and_changed_paths_are_followed() {
 
     // The same endpoint with another metrics path keeps its metrics and is scraped at the new path.
     let mut moved = second.spec();
-    moved.metrics.path = "/prometheus/metrics".into();
+    moved.metrics.path = Some("/prometheus/metrics".into());
     feeds.endpoints.send_replace(vec![moved]);
     until("the new path", || second.last_head.lock().starts_with("get /prometheus/metrics ")).await;
     assert_eq!(feeds.store.load().endpoints[0].endpoint.id.0, 1);

@@ -8,17 +8,21 @@ use crate::settings::{
 use crate::units::show_duration;
 use attache_disagg::Mode;
 use attache_disagg::policy::BY_LABEL;
-use attache_pool::EndpointSpec;
 use attache_pool::health::HealthPolicy;
+use attache_pool::{EndpointSpec, MetricsSource};
 use attache_scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use attache_scheduling::router::{Destination, PoolMatch, RewriteTarget};
 use attache_scheduling::{Decider, Objective};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
+/// Without a path, each engine's own counts.
+fn metrics(source: &MetricsSource) -> Value {
+    json!({"scheme": &*source.scheme, "port": source.port, "path": source.path.as_deref()})
+}
+
 fn kubernetes(k: &KubernetesSource) -> Value {
-    let metrics = json!({"scheme": &*k.metrics.scheme, "port": k.metrics.port, "path": &*k.metrics.path});
-    let mut shown = json!({"namespace": k.namespace, "engine": k.engine, "metrics": metrics});
+    let mut shown = json!({"namespace": k.namespace, "engine": k.engine, "metrics": metrics(&k.metrics)});
     let pods = match &k.pods {
         PodsOf::Pool { name, group } => [("pool", json!(name)), ("group", json!(group.as_str()))],
         PodsOf::Selector { selector, target_ports } => {
@@ -38,7 +42,7 @@ pub(super) fn template(t: &PoolTemplate) -> Value {
         "group": group.as_str(),
         "poolSelector": selector,
         "engine": engine,
-        "metrics": {"scheme": &*metrics.scheme, "port": metrics.port, "path": &*metrics.path},
+        "metrics": self::metrics(metrics),
     });
     let mut shown = pool(&t.pool);
     if let Some(shown) = shown.as_object_mut() {
@@ -81,7 +85,7 @@ pub(super) fn pool(p: &PoolSettings) -> Value {
             "path": file.path,
             "watch": file.watch,
             "engine": file.engine,
-            "metrics": {"scheme": &*file.metrics.scheme, "port": file.metrics.port, "path": &*file.metrics.path},
+            "metrics": metrics(&file.metrics),
         })),
         "kubernetes": p.kubernetes.as_ref().map(kubernetes),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
@@ -118,7 +122,7 @@ fn endpoint(e: &EndpointSpec) -> Value {
         "name": &*e.name,
         "labels": e.labels.iter().map(|(k, v)| (k.to_string(), json!(&**v))).collect::<Map<_, _>>(),
         "engine": e.engine,
-        "metrics": {"scheme": &*e.metrics.scheme, "port": e.metrics.port, "path": &*e.metrics.path},
+        "metrics": metrics(&e.metrics),
         "draining": e.draining,
     })
 }
@@ -129,7 +133,7 @@ fn dns(d: &DnsSource) -> Value {
         "port": d.port,
         "refresh": show_duration(d.refresh),
         "engine": d.engine,
-        "metrics": {"scheme": &*d.metrics.scheme, "port": d.metrics.port, "path": &*d.metrics.path},
+        "metrics": metrics(&d.metrics),
     })
 }
 

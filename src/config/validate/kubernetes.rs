@@ -59,7 +59,7 @@ pub(super) fn metrics_of_flags(
         source.scheme = scheme.as_str().into();
     }
     if let Some(path) = &flags.metrics_path {
-        source.path = path.as_str().into();
+        source.path = Some(path.as_str().into());
     }
     source.port = metrics_port(flags).or(source.port);
     source
@@ -116,7 +116,7 @@ pub(super) fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromF
     let engine = like.engine.filter(|at| flags.engine.is_some_and(|engine| engine != at.value)).map(|at| at.span);
     let other = |flag: &Option<String>, known: &str| flag.as_deref().is_some_and(|given| given != known);
     let scheme = file.scheme.filter(|_| other(&flags.metrics_scheme, &metrics.scheme)).map(|at| at.span);
-    let path = file.path.as_ref().filter(|_| other(&flags.metrics_path, &metrics.path)).map(|at| at.span);
+    let path = file.path.as_ref().filter(|at| other(&flags.metrics_path, &at.value)).map(|at| at.span);
     let port = file.port.filter(|at| metrics_port(flags).is_some_and(|port| port != at.value)).map(|at| at.span);
     let all = [
         ("--engine", engine),

@@ -441,7 +441,7 @@ pub(super) fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &
                 "a path that begins with `/`",
             );
         }
-        source.path = at.value.as_str().into();
+        source.path = Some(at.value.as_str().into());
     }
     source
 }

@@ -8,7 +8,7 @@
 //!
 //! Without `cache_usage`, the cache counts as empty, so the load consists of running and waiting requests.
 
-use super::{PageError, count, fraction};
+use super::{PageError, SampleName, count, fraction};
 use attache_pool::{Counter, Counters, EndpointMetrics};
 use serde_json::Value;
 
@@ -23,9 +23,9 @@ pub(super) fn read(page: &[u8]) -> Result<EndpointMetrics, PageError> {
             return Ok(None);
         };
         let usable = value.as_f64().filter(|value| *value >= 0.0);
-        usable.map(Some).ok_or(PageError::Unusable { family })
+        usable.map(Some).ok_or(PageError::Unusable(SampleName::of(family)))
     };
-    let needed = |names: [&'static str; 2]| figure(names)?.ok_or(PageError::Missing { family: names[0] });
+    let needed = |names: [&'static str; 2]| figure(names)?.ok_or(PageError::Missing(SampleName::of(names[0])));
     let mut counters = Counters::default();
     if let Some(tokens) = figure(["tokens_generated", "total_tokens"])? {
         counters.set(Counter::GenerationTokens, tokens);
@@ -56,11 +56,11 @@ mod tests {
 
     #[test]
     fn metrics_without_load_are_refused() {
-        let missing = |family| Err(PageError::Missing { family });
+        let missing = |family| Err(PageError::Missing(SampleName::of(family)));
         assert_eq!(read(b"# TYPE x counter"), missing("active_requests"));
         assert_eq!(read(b"{}"), missing("active_requests"));
         assert_eq!(read(br#"{"active_requests":1}"#), missing("waiting_requests"));
-        let unusable = Err(PageError::Unusable { family: "waiting_requests" });
+        let unusable = Err(PageError::Unusable(SampleName::of("waiting_requests")));
         assert_eq!(read(br#"{"active_requests":1,"waiting_requests":-1}"#), unusable);
         assert_eq!(read(br#"{"active_requests":1,"waiting_requests":"2"}"#), unusable);
     }

@@ -1,4 +1,6 @@
+use super::rows::TRITON_REQUESTS;
 use super::*;
+use attache_pool::{Counter, Histogram};
 
 const V0_32_LOAD: &[u8] = include_bytes!("../../../tests/data/metrics/vllm_0.32.0_under_load_lora.txt");
 const V0_32_IDLE: &[u8] = include_bytes!("../../../tests/data/metrics/vllm_0.32.0_idle_after_load.txt");
@@ -123,8 +125,8 @@ fn metrics_of_sglang() {
 
 #[test]
 fn counters_of_sglang_and_trtllm_serve() {
-    let figures = "prompt_tokens_total 600\nqueue_time_seconds_sum{tp_rank=\"0\"} 1\nqueue_time_seconds_sum{tp_rank=\"1\"} 1.5\n\
-        queue_time_seconds_count{tp_rank=\"0\"} 2\nqueue_time_seconds_count{tp_rank=\"1\"} 3\n\
+    let figures = "prompt_tokens_total 600\nqueue_time_seconds_sum{dp_rank=\"0\"} 1\nqueue_time_seconds_sum{dp_rank=\"1\"} 1.5\n\
+        queue_time_seconds_count{dp_rank=\"0\"} 2\nqueue_time_seconds_count{dp_rank=\"1\"} 3\n\
         queue_time_seconds_bucket{le=\"0.5\"} 9\ngeneration_tokens_total 50\n\
         time_to_first_token_seconds_sum 8\ntime_to_first_token_seconds_count 4\n\
         e2e_request_latency_seconds_sum 20\ne2e_request_latency_seconds_count 4\n";
@@ -187,27 +189,159 @@ fn families_of_triton_are_divided_by_label() {
     // An invalid sample of an unused part is ignored; one of a used part is an error.
     assert!(read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 9", "version=\"1\"} NaN")).is_ok());
     let bad = read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 4", "version=\"1\"} NaN"));
-    assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
+    let waiting = SampleName { family: TRITON_REQUESTS, part: Some(("request_type", "waiting")) };
+    assert_eq!(bad, Err(PageError::Unusable(waiting)));
     // A line with unreadable labels may belong to any part.
     let bad = read(Engine::Triton, &TRITON_PAGE.replace("request_type=\"active\",", "request_type=active,"));
-    assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
+    assert_eq!(bad, Err(PageError::Unusable(waiting)));
+}
+
+/// The pages of `tests/data/metrics` with the values that their first lines and labels state: waiting, running, cache
+/// usage, block size and blocks.
+const PAGES: &[(Engine, &str, (u32, u32, f32, Option<u32>, Option<u32>))] = &[
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_one_scheduler.txt"),
+        (2, 6, 0.31, Some(64), Some(2048)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_priorities.txt"),
+        (5, 11, 0.52, Some(64), Some(2048)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_tp4_all_schedulers.txt"),
+        (4, 9, 0.41, Some(64), Some(2048)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_dp2_tp2_pp2_priorities.txt"),
+        (7, 8, 0.75, Some(64), Some(4096)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_prefill.txt"),
+        (8, 5, 0.6, Some(64), Some(2048)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.5_decode.txt"),
+        (22, 24, 0.97, Some(64), Some(2048)),
+    ),
+    (
+        Engine::Sglang,
+        include_str!("../../../tests/data/metrics/sglang_0.4_prefill.txt"),
+        (6, 4, 0.1, Some(1), Some(65_536)),
+    ),
+    (Engine::Vllm, include_str!("../../../tests/data/metrics/vllm_0.33_dp2.txt"), (3, 16, 0.6, Some(16), Some(8192))),
+    (
+        Engine::TrtllmServe,
+        include_str!("../../../tests/data/metrics/trtllm_serve_1.2.txt"),
+        (4, 13, 0.45, Some(32), Some(1500)),
+    ),
+    (Engine::Triton, include_str!("../../../tests/data/metrics/triton_25.02.txt"), (4, 8, 0.25, Some(64), Some(6240))),
+    (Engine::Triton, include_str!("../../../tests/data/metrics/triton_25.06.txt"), (5, 8, 0.3, Some(64), Some(6240))),
+    (Engine::Xllm, include_str!("../../../tests/data/metrics/xllm.txt"), (1, 3, 0.125, None, None)),
+];
+
+#[test]
+fn pages_with_and_without_ranks_and_priorities() {
+    for (engine, page, expected) in PAGES {
+        let m = read(*engine, page).unwrap();
+        let title = page.lines().next().unwrap();
+        assert_eq!((m.waiting, m.running, m.kv_usage, m.block_size, m.num_blocks), *expected, "{title}");
+    }
+}
+
+#[test]
+fn counters_and_histograms_of_ranks_count_once() {
+    let expected = [
+        ("one_scheduler", (9000.0, 4000.0), (12.0, 1.5, 12.0)),
+        ("priorities", (20_000.0, 6000.0), (20.0, 3.0, 20.0)),
+        ("tp4", (16_000.0, 5000.0), (16.0, 2.25, 16.0)),
+        ("dp2", (17_000.0, 3000.0), (17.0, 3.0, 17.0)),
+    ];
+    for ((_, page, _), (name, prefix, (finished, queue_sum, queue_count))) in PAGES.iter().zip(expected) {
+        let m = read(Engine::Sglang, page).unwrap();
+        assert_eq!((m.prefix_queries.unwrap(), m.prefix_hits.unwrap()), prefix, "{name}");
+        let counter = |counter| m.counters.get(counter).unwrap();
+        assert_eq!(counter(Counter::Finished), finished, "{name}");
+        assert_eq!(counter(Counter::Sum(Histogram::Queue)), queue_sum, "{name}");
+        assert_eq!(counter(Counter::Count(Histogram::Queue)), queue_count, "{name}");
+    }
+    let vllm = read(Engine::Vllm, include_str!("../../../tests/data/metrics/vllm_0.33_dp2.txt")).unwrap();
+    assert_eq!((vllm.ranks, vllm.prefix_queries, vllm.prefix_hits), (vec![7, 12], Some(1500.0), Some(700.0)));
+    assert_eq!(vllm.counters.get(Counter::Finished), Some(31.0));
+}
+
+#[test]
+fn parts_count_only_without_their_total() {
+    let waiting = |queue: &str| {
+        let page = format!("{queue}sglang:num_running_reqs 0\nsglang:token_usage 0\n");
+        read(Engine::Sglang, &page).map(|m| m.waiting)
+    };
+    let series = |labels: &str, value: &str| format!("sglang:num_queue_reqs{{{labels}}} {value}\n");
+    let parts = series("priority=\"0\"", "2") + &series("priority=\"7\"", "3");
+    assert_eq!(waiting(&parts), Ok(5), "an exporter that has no total");
+    assert_eq!(waiting(&(parts.clone() + &series("priority=\"\"", "4"))), Ok(4), "the total may be the last series");
+    assert_eq!(waiting(&(parts.clone() + &series("", "4"))), Ok(4), "no label is equal to an empty one");
+    // Each replica has a total of its own, or none.
+    let replicas = series("dp_rank=\"0\",priority=\"\"", "4")
+        + &series("dp_rank=\"0\",priority=\"1\"", "4")
+        + &series("dp_rank=\"1\",priority=\"1\"", "6");
+    assert_eq!(waiting(&replicas), Ok(10));
+    // Labels in another order are the same series.
+    let ranks = series("tp_rank=\"0\",model=\"m\"", "4") + &series("model=\"m\",tp_rank=\"1\"", "5");
+    assert_eq!(waiting(&ranks), Ok(5));
+    let invalid = series("priority=\"0\"", "NaN");
+    assert_eq!(waiting(&(invalid.clone() + &series("priority=\"\"", "4"))), Ok(4), "an unused part may be invalid");
+    let queue = PageError::Unusable(SampleName::of("sglang:num_queue_reqs"));
+    assert_eq!(waiting(&invalid), Err(queue));
+    assert_eq!(waiting(&(series("tp_rank=\"0\"", "4") + &series("tp_rank=\"1\"", "-1"))), Err(queue));
+}
+
+#[test]
+fn errors_name_the_label_or_the_path_that_is_missing() {
+    let page = include_str!("../../../tests/data/metrics/triton_25.02.txt");
+    for (label, expected) in [
+        ("active", "nv_trt_llm_request_metrics{request_type=\"waiting\"}"),
+        ("scheduled", "nv_trt_llm_request_metrics{request_type=\"waiting\"}"),
+        ("used", "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\"}"),
+    ] {
+        let error = read(Engine::Triton, &page.replace(&format!("\"{label}\""), "\"other\"")).unwrap_err();
+        assert_eq!(error.to_string(), format!("the page has no sample of {expected}"));
+    }
+    for json in ["[]", " {}", include_str!("../../../tests/data/metrics/trtllm_serve_iterations.json")] {
+        let error = read(Engine::TrtllmServe, json).unwrap_err();
+        assert_eq!(error, PageError::Json("/prometheus/metrics"));
+        assert!(error.to_string().contains("/prometheus/metrics"), "{error}");
+    }
+    assert_eq!(read(Engine::Vllm, "[]"), Err(PageError::Json("/metrics")));
 }
 
 #[test]
 fn metrics_without_the_values_are_an_error_and_not_an_idle_server() {
     for page in ["", "<html>not found</html>", "# HELP vllm:num_requests_waiting w\n", "sglang:num_queue_reqs 1\n"] {
-        assert_eq!(read(Engine::Vllm, page), Err(PageError::Missing { family: "vllm:num_requests_waiting" }), "{page}");
+        assert_eq!(
+            read(Engine::Vllm, page),
+            Err(PageError::Missing(SampleName::of("vllm:num_requests_waiting"))),
+            "{page}"
+        );
     }
     let whole = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5\n";
     assert!(read(Engine::Vllm, whole).is_ok());
     for line in whole.lines() {
         let family = line.split(' ').next().unwrap();
         let without = whole.replace(line, "");
-        assert!(matches!(read(Engine::Vllm, &without), Err(PageError::Missing { family: f }) if f == family), "{line}");
+        assert!(
+            matches!(read(Engine::Vllm, &without), Err(PageError::Missing(name)) if name == SampleName::of(family)),
+            "{line}"
+        );
         for value in ["NaN", "-1", "+Inf", "many"] {
             let bad = whole.replace(line, &format!("{family} {value}"));
             assert!(
-                matches!(read(Engine::Vllm, &bad), Err(PageError::Unusable { family: f }) if f == family),
+                matches!(read(Engine::Vllm, &bad), Err(PageError::Unusable(name)) if name == SampleName::of(family)),
                 "{line} {value}"
             );
         }
@@ -219,7 +353,7 @@ fn metrics_without_the_values_are_an_error_and_not_an_idle_server() {
 fn one_invalid_engine_invalidates_the_sum() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
         vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0\n";
-    assert_eq!(read(Engine::Vllm, page), Err(PageError::Unusable { family: "vllm:num_requests_waiting" }));
+    assert_eq!(read(Engine::Vllm, page), Err(PageError::Unusable(SampleName::of("vllm:num_requests_waiting"))));
 }
 
 #[test]

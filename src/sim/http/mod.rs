@@ -82,6 +82,7 @@ enum Route {
     Load,
     Stats,
     Metrics,
+    PrometheusMetrics,
     KvEventSources,
     ResetPrefixCache,
     KvBlocks,
@@ -120,7 +121,7 @@ const ROUTES: &[(&str, &[Method], Route)] = &[
     ("/load", GET, Route::Load),
     ("/stats", GET, Route::Stats),
     ("/metrics", GET, Route::Metrics),
-    ("/prometheus/metrics", GET, Route::Metrics),
+    ("/prometheus/metrics", GET, Route::PrometheusMetrics),
     ("/kv_event_sources", GET, Route::KvEventSources),
     ("/reset_prefix_cache", POST, Route::ResetPrefixCache),
     ("/sim/kv_blocks", GET, Route::KvBlocks),
@@ -355,7 +356,11 @@ impl Server {
             Route::Version => Ok(service::version()),
             Route::Load => Ok(service::server_load(self)),
             Route::Stats => Ok(service::stats(self)),
-            Route::Metrics => Ok(self.metrics()),
+            // TensorRT-LLM has the statistics of iterations here.
+            Route::Metrics if self.config.metrics_style == MetricsStyle::Trtllm => {
+                Ok(full_response(StatusCode::OK, Some("application/json"), "[]"))
+            }
+            Route::Metrics | Route::PrometheusMetrics => Ok(self.metrics()),
             Route::KvEventSources => Ok(kv::sources(self)),
             Route::ResetPrefixCache => Ok(kv::reset_prefix_cache(self)),
             Route::KvBlocks => kv::blocks(self, &call),
