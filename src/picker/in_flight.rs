@@ -170,7 +170,7 @@ impl InFlight {
     /// A token count that the model server has reported; `None` if it has reported none.
     #[must_use]
     pub fn used(&self, count: UsageCount) -> Option<u64> {
-        self.scanner.count(count)
+        count.of(self.blocks.token_counts(self.scanner.usage()?))
     }
 
     /// Handles the response headers: records the outcome in the endpoint's health, and returns the header changes.
@@ -270,7 +270,7 @@ impl InFlight {
     /// The response ended, as far as the gateway shows it: releases all bookings and counts the request.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let (complete, observer) = (end == End::Complete, &*picker.observer);
-        let usage = self.scanner.usage().unwrap_or_default();
+        let usage = self.blocks.token_counts(self.scanner.usage().unwrap_or_default());
         self.reports.ended(self.reported(end), usage, now);
         if complete {
             self.learning.record_turn(usage.prompt_tokens, self.bookings.endpoint().id, now, observer);

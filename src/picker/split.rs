@@ -96,6 +96,19 @@ impl LegFacts {
     }
 }
 
+/// Which server's report says how many tokens of a split prompt were cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachedBy {
+    /// The decode worker's response: its engine knows what the prefill worker had cached.
+    #[default]
+    Decode,
+    /// The decode worker's response, behind a sidecar. Engines that don't know count all but the last token, which they
+    /// received; that report is not used.
+    Sidecar,
+    /// The prefill worker's response had this number; `None` if it reported none.
+    Prefill(Option<u64>),
+}
+
 /// How the prefill of a request went, for response headers, the decision log and metrics.
 #[derive(Debug, Default)]
 pub struct PrefillOutcome {
@@ -109,6 +122,8 @@ pub struct PrefillOutcome {
     pub carried: Option<u32>,
     /// The blocks that the prefill worker keeps until the decode worker has fetched them.
     pub pinned: Option<Box<PinnedPrefill>>,
+    /// Who reports the cached tokens of the prompt.
+    pub cached_by: CachedBy,
 }
 
 /// Response header that says how the request was served: `split`, `split; carried=<tokens>` or `local; reason=<code>`.
@@ -132,6 +147,20 @@ impl PrefillOutcome {
             Some(false) => self.pinned.iter_mut().for_each(|pinned| pinned.mark_first_attempt()),
             None => {}
         }
+    }
+
+    /// The decode worker's token counts with the tokens that were cached where the prompt was computed. A decode worker
+    /// may count the tokens whose blocks it received as cached.
+    #[must_use]
+    pub fn token_counts(&self, usage: Usage) -> Usage {
+        let all_but_the_last = || usage.prompt_tokens.map(|tokens| tokens.saturating_sub(1));
+        let cached_tokens = match self.cached_by {
+            _ if self.prefill.is_none() => usage.cached_tokens,
+            CachedBy::Decode => usage.cached_tokens,
+            CachedBy::Sidecar => usage.cached_tokens.filter(|cached| Some(*cached) != all_but_the_last()),
+            CachedBy::Prefill(cached) => cached,
+        };
+        Usage { cached_tokens, ..usage }
     }
 
     /// Headers to add to the response; `names_prefill` adds [`PREFILL_HEADER`].
@@ -425,9 +454,14 @@ impl PrefillLeg {
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
                     let pinned = self.pinned(attempt, body);
+                    let cached_by = if self.direct.is_together() {
+                        CachedBy::Decode
+                    } else {
+                        CachedBy::Prefill(usage.cached_tokens)
+                    };
                     return LegProgress::Proceed(
                         decode,
-                        PrefillOutcome { prefill, failure: None, took, carried, pinned },
+                        PrefillOutcome { prefill, failure: None, took, carried, pinned, cached_by },
                     );
                 }
                 Err(failure) => failure,

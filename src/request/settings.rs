@@ -1,5 +1,6 @@
 //! Configuration of the request path, and of the labels by which its requests are counted.
 
+use attache_protocol::Usage;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// 20 names, as many as a graph can show.
@@ -39,6 +40,19 @@ pub enum UsageCount {
     /// Prompt and generated tokens.
     #[default]
     Total,
+}
+
+impl UsageCount {
+    /// Returns this count; `None` if the server has not reported it.
+    #[must_use]
+    pub fn of(self, usage: Usage) -> Option<u64> {
+        match self {
+            Self::Prompt => usage.prompt_tokens,
+            Self::Cached => usage.cached_tokens,
+            Self::Completion => usage.completion_tokens,
+            Self::Total => Some(usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0))),
+        }
+    }
 }
 
 /// The token count to report in the dynamic metadata, as GIE's `request-attribute-reporter` does with an expression

@@ -12,7 +12,7 @@ use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
 use attache_picker::event::{RequestEvent, SplitOutcome};
 use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
+use attache_picker::split::{CachedBy, LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::split::not_alone;
@@ -106,8 +106,11 @@ impl Exchange {
             if let Some((server, before)) = &prefill {
                 plan.dispatch(Dispatch::Arrives(server, *before), now);
             }
-            plan.prefill_outcome =
-                Some(PrefillOutcome { prefill: prefill.map(|(server, _)| server), ..PrefillOutcome::default() });
+            plan.prefill_outcome = Some(PrefillOutcome {
+                prefill: prefill.map(|(server, _)| server),
+                cached_by: CachedBy::Sidecar,
+                ..PrefillOutcome::default()
+            });
             return self.go_on(plan, body, close, now, out);
         };
         let leg = self.begin_leg(&mut plan, &body, direct, now);

@@ -3,6 +3,7 @@
 use crate::event::{Degraded, Event, Observer};
 use crate::split::{LegCall, NotAccepted, PrefillOutcome, ReleaseOutcome};
 use attache_pool::Endpoint;
+use attache_protocol::Usage;
 use attache_scheduling::Pool;
 use attache_types::clock::Timestamp;
 
@@ -16,6 +17,11 @@ pub(super) struct PinnedBlocks {
 }
 
 impl PinnedBlocks {
+    /// The token counts of the response; as [`PrefillOutcome::token_counts`].
+    pub(super) fn token_counts(&self, usage: Usage) -> Usage {
+        self.outcome.as_ref().map_or(usage, |outcome| outcome.token_counts(usage))
+    }
+
     /// The response has begun; as [`PrefillOutcome::answered`].
     pub(super) fn answered(&mut self, retried: Option<bool>) {
         self.outcome.iter_mut().for_each(|outcome| outcome.answered(retried));
@@ -49,12 +55,33 @@ impl PinnedBlocks {
 mod tests {
     use super::*;
     use crate::decide::tests::fixture::{NOW, Parts};
-    use crate::split::{PinnedPrefill, Release};
+    use crate::split::{CachedBy, PinnedPrefill, Release};
     use attache_disagg::connector;
+    use attache_pool::EndpointSpec;
+    use attache_types::ids::EndpointId;
     use bytes::Bytes;
     use std::sync::Arc;
 
     const REPLY: &[u8] = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+
+    #[test]
+    fn transferred_tokens_are_not_cached_ones() {
+        let decoded = |cached| Usage { prompt_tokens: Some(100), completion_tokens: Some(5), cached_tokens: cached };
+        let worker = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(([10, 0, 0, 1], 8000).into())));
+        for (cached_by, decode, expected) in [
+            (CachedBy::Prefill(Some(32)), Some(99), Some(32)),
+            (CachedBy::Prefill(None), Some(99), None),
+            (CachedBy::Prefill(Some(32)), None, Some(32)),
+            (CachedBy::Sidecar, Some(99), None),
+            (CachedBy::Sidecar, Some(32), Some(32)),
+            (CachedBy::Decode, Some(99), Some(99)),
+        ] {
+            let split = PrefillOutcome { prefill: Some(worker.clone()), cached_by, ..PrefillOutcome::default() };
+            assert_eq!(split.token_counts(decoded(decode)), decoded(expected), "{cached_by:?}");
+            let whole = PrefillOutcome { cached_by, ..PrefillOutcome::default() };
+            assert_eq!(whole.token_counts(decoded(decode)), decoded(decode), "the decode worker computed it");
+        }
+    }
 
     fn blocks() -> PinnedBlocks {
         let servers = [([10, 0, 0, 1], 8000).into(), ([10, 0, 0, 2], 8000).into()];

@@ -4,7 +4,6 @@
 use super::fields::ResponseHead;
 use crate::ceiling::Ceiling;
 use crate::event::{Event, Limit, Observer};
-use crate::settings::UsageCount;
 use attache_protocol::grpc::GrpcUsageScanner;
 use attache_protocol::usage::Watch;
 use attache_protocol::{Api, BodyFormat, Usage, UsageScanner};
@@ -88,19 +87,6 @@ impl Scanner {
         self.reported().map(|usage| self.ceiling.cap(usage).0)
     }
 
-    /// One of the token counts so far; `None` if the server has reported none.
-    pub(super) fn count(&self, count: UsageCount) -> Option<u64> {
-        let usage = self.usage()?;
-        match count {
-            UsageCount::Prompt => usage.prompt_tokens,
-            UsageCount::Cached => usage.cached_tokens,
-            UsageCount::Completion => usage.completion_tokens,
-            UsageCount::Total => {
-                Some(usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)))
-            }
-        }
-    }
-
     /// The response has ended: reports counts above what the request can cost, and an error in the stream.
     pub(super) fn report(&self, observer: &dyn Observer) {
         if self.reported().is_some_and(|usage| self.ceiling.cap(usage).1) {
@@ -123,6 +109,7 @@ impl Scanner {
 mod tests {
     use super::*;
     use crate::decide::tests::fixture::{Events, Parts};
+    use crate::settings::UsageCount;
 
     const HEAD: ResponseHead<'static> = ResponseHead {
         status: 200,
@@ -154,7 +141,8 @@ mod tests {
         scanner.push(br#"{"id":"resp_1","usage":{"input_tokens":3,"output_tokens":4}}"#);
         assert_eq!(scanner.take_response_id(), Some("resp_1"));
         assert_eq!(scanner.take_response_id(), None);
-        assert_eq!((scanner.count(UsageCount::Prompt), scanner.count(UsageCount::Total)), (Some(3), Some(7)));
+        let usage = scanner.usage().unwrap();
+        assert_eq!((UsageCount::Prompt.of(usage), UsageCount::Total.of(usage)), (Some(3), Some(7)));
     }
 
     #[test]
@@ -163,7 +151,7 @@ mod tests {
             let (mut scanner, events) = (scanner(), Events::default());
             scanner.begin(Api::ChatCompletions, &HEAD);
             scanner.push(format!(r#"{{"usage":{{"prompt_tokens":{tokens},"completion_tokens":1}}}}"#).as_bytes());
-            assert_eq!(scanner.count(UsageCount::Prompt) == Some(tokens), reported.is_empty());
+            assert_eq!(scanner.usage().unwrap().prompt_tokens == Some(tokens), reported.is_empty());
             scanner.report(&events);
             assert_eq!(events.take(), reported);
         }
