@@ -3,14 +3,13 @@
 
 use super::attempts::AttemptLimits;
 use super::connector::{Connector, Sequence, neuron_nixl, sglang, shfs, trtllm};
+use attache_pool::ports::{BOOTSTRAP_PORT_LABEL, port};
 use attache_pool::{Endpoint, Engine, PoolSnapshot, Roles};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// 30 s for a prefill over all its attempts, as in AIBrix; vLLM keeps prefilled blocks for 30 s as well.
 pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// AIBrix's annotation with the bootstrap port, which counts as a label.
-pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label with the engine of a server.
 pub const ENGINE_LABEL: &str = "model.aibrix.ai/engine";
 /// AIBrix's label for vLLM's KV transfer: `shfs`, or `nixl` for Neuron's.
@@ -139,7 +138,7 @@ impl Direct {
     #[must_use]
     pub fn bootstrap_port_of(&self, endpoint: &Endpoint) -> u16 {
         let label = endpoint.spec.labels.get(BOOTSTRAP_PORT_LABEL);
-        label.and_then(|port| port.parse().ok()).unwrap_or(self.bootstrap_port)
+        label.and_then(|text| port(text)).unwrap_or(self.bootstrap_port)
     }
 }
 

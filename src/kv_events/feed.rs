@@ -6,20 +6,21 @@ use super::lane::{EngineUpdates, Fed, Identity, Lane, Live, Shared};
 use super::replay::MAX_CONCURRENT_REPLAYS;
 use super::size::{OwnSize, PoolSize};
 use super::stats::KvEventStats;
-use super::subscription::{PORT_LABEL, REPLAY_PORT_LABEL, Source, Subscription};
+use super::subscription::{Source, Subscription};
 use ahash::AHashMap;
+use attache_pool::ports::{KvEventPorts, PortError, RankPorts};
 use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, Published, SnapshotStore};
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::PrefixIndex;
 use attache_prefix::key::KeySpace;
 use attache_prefix::residents::{Cache, Resident, ResidentTable, Residents};
-use attache_prefix::trust::TrustCell;
+use attache_prefix::trust::{Doubt, TrustCell};
 use attache_record::{KvChange, KvTape};
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
 use attache_types::rng;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -28,19 +29,12 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug)]
 struct Followed {
     address: SocketAddr,
-    ports: Ports,
+    ports: Result<KvEventPorts, PortError>,
     resident: Resident,
     inboxes: Vec<Inbox>,
     /// Start time of the endpoint's process for its lanes: Unix time, seconds.
     started: watch::Sender<Option<f64>>,
     stop: CancellationToken,
-}
-
-/// The ports where an endpoint's rank 0 publishes and replays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ports {
-    events: Option<u16>,
-    replay: Option<u16>,
 }
 
 /// Where the feed writes events.
@@ -194,9 +188,8 @@ impl Feed {
 
     fn follow_members(&mut self, snapshot: &PoolSnapshot, stop: &CancellationToken) {
         let mut before = std::mem::take(&mut self.followed);
-        for state in &snapshot.endpoints {
+        for (state, ports) in snapshot.endpoints.iter().zip(self.ports(snapshot)) {
             let endpoint = &state.endpoint;
-            let ports = self.ports(endpoint);
             let known = before.remove(&endpoint.id);
             let followed = match known {
                 Some(known) if known.address == endpoint.spec.address && known.ports == ports => known,
@@ -218,34 +211,80 @@ impl Feed {
         self.inboxes.store(Arc::new(inboxes.collect()));
     }
 
-    fn ports(&self, endpoint: &Endpoint) -> Ports {
-        let label = |name| endpoint.spec.labels.get(name).and_then(|port| port.parse().ok());
-        let events = match self.subscription.source {
-            Source::Endpoints { port } => Some(label(PORT_LABEL).unwrap_or(port)),
+    /// The ports of each endpoint of the snapshot.
+    fn ports(&self, snapshot: &PoolSnapshot) -> Vec<Result<KvEventPorts, PortError>> {
+        let Subscription { source, replay_port, .. } = &self.subscription;
+        let events = match source {
+            Source::Endpoints { port } => Some(*port),
             Source::Central { .. } => None,
         };
-        Ports { events, replay: label(REPLAY_PORT_LABEL).or(self.subscription.replay_port) }
+        let of_endpoint = |endpoint: &Endpoint| {
+            let ranks = (endpoint.spec.rank.unwrap_or(0), self.ranks(endpoint));
+            KvEventPorts::of(&endpoint.spec.labels, (events, *replay_port), ranks)
+        };
+        let endpoints = || snapshot.endpoints.iter().map(|state| &state.endpoint);
+        let mut ports: Vec<_> = endpoints().map(|endpoint| of_endpoint(endpoint)).collect();
+        // Who publishes at a port that two endpoints name can't be known.
+        let mut by_port: Vec<_> = (0..)
+            .zip(endpoints().zip(&ports))
+            .filter_map(|(i, (endpoint, ports))| {
+                Some((endpoint.spec.address.ip(), ports.as_ref().ok()?.events?, i, endpoint.spec.name.clone()))
+            })
+            .collect();
+        by_port.sort_unstable_by_key(|(ip, events, i, _)| (*ip, *events, *i));
+        let mut widest: Option<&(IpAddr, RankPorts, usize, Arc<str>)> = None;
+        for own in &by_port {
+            if let Some(other) = widest.filter(|other| other.0 == own.0 && other.1.overlaps(own.1)) {
+                for ((_, events, i, _), (.., name)) in [(own, other), (other, own)] {
+                    if let Some(ports) = ports.get_mut(*i) {
+                        *ports = Err(PortError::Shared { events: *events, other: name.clone() });
+                    }
+                }
+            }
+            if widest.is_none_or(|widest| widest.0 != own.0 || widest.1.last() < own.1.last()) {
+                widest = Some(own);
+            }
+        }
+        ports
     }
 
-    /// Starts a lane for each rank of an endpoint.
-    fn start(&mut self, endpoint: &Endpoint, ports: Ports, stop: CancellationToken) -> Followed {
+    /// Number of engines of an endpoint. Each port of a pod with several has one.
+    fn ranks(&self, endpoint: &Endpoint) -> u16 {
+        if endpoint.spec.rank.is_some() { 1 } else { self.subscription.ranks.max(1) }
+    }
+
+    /// Starts a lane for each rank of an endpoint; none if its ports can't be used.
+    fn start(
+        &mut self,
+        endpoint: &Endpoint,
+        ports: Result<KvEventPorts, PortError>,
+        stop: CancellationToken,
+    ) -> Followed {
         let address = endpoint.spec.address;
         let mut followed = Followed {
             address,
-            ports,
+            ports: ports.clone(),
             resident: Resident::default(),
             inboxes: Vec::new(),
             started: watch::Sender::new(None),
             stop,
         };
-        let ranks = self.subscription.ranks.max(1);
+        let ports = match ports {
+            Ok(ports) => ports,
+            Err(error) => {
+                tracing::warn!(
+                    endpoint = %endpoint.spec.name, %error,
+                    "KV events of this endpoint are not read; its cache is estimated from routed requests"
+                );
+                followed.resident.refused = Some(Doubt::Ports);
+                return followed;
+            }
+        };
+        let ranks = self.ranks(endpoint);
         for rank in 0..ranks {
-            let at = |port: u16| Some(SocketAddr::new(address.ip(), port.checked_add(rank)?));
+            let at = |ports: RankPorts| SocketAddr::new(address.ip(), ports.of(rank));
             let live = match ports.events {
-                Some(port) => {
-                    let Some(address) = at(port) else { break };
-                    Live::Own { address, topic: self.topic.clone() }
-                }
+                Some(ports) => Live::Own { address: at(ports), topic: self.topic.clone() },
                 None => {
                     let (inbox, fed) = self.inbox();
                     followed.inboxes.push(inbox);
@@ -268,7 +307,7 @@ impl Feed {
             let lane = Lane::new(
                 identity,
                 self.shared.clone(),
-                ports.replay.and_then(at),
+                ports.replay.map(at),
                 applier,
                 trust,
                 EngineUpdates {

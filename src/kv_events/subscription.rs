@@ -9,11 +9,6 @@ use tokio::net::TcpListener;
 pub const DEFAULT_PORT: u16 = 5557;
 /// Default topic prefix: every topic, since vLLM's default topic is empty.
 pub(crate) const DEFAULT_TOPIC: &str = "";
-/// Endpoint label with the endpoint's own port, where several share a host.
-pub const PORT_LABEL: &str = "attache.dev/kv-events-port";
-/// Endpoint label with the endpoint's own replay port.
-pub const REPLAY_PORT_LABEL: &str = "attache.dev/kv-events-replay-port";
-
 /// Default size limit of a message, 16 MiB; a batch of a million tokens has 6 MB.
 pub(crate) const DEFAULT_MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Default backlog in frames. A busy engine publishes some hundred frames a second, so this covers a

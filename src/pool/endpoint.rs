@@ -77,6 +77,10 @@ pub struct EndpointSpec {
     pub uid: Option<Arc<str>>,
     /// The address to which Envoy sends requests.
     pub address: SocketAddr,
+    /// Number of the endpoint among the ports of its pod; `None` if the pod has one port. Each port has an engine,
+    /// whose data-parallel rank is this number.
+    #[serde(default)]
+    pub rank: Option<u16>,
     /// The endpoint's labels from discovery.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
     /// The serving engine, which determines the metric names.
@@ -95,6 +99,7 @@ impl EndpointSpec {
             name: address.to_string().into(),
             uid: None,
             address,
+            rank: None,
             labels: BTreeMap::new(),
             engine: Engine::default(),
             metrics: MetricsSource::default(),

@@ -18,6 +18,7 @@ pub mod ledger;
 pub mod metrics;
 pub mod models;
 pub mod place;
+pub mod ports;
 pub mod ranks;
 pub mod rates;
 pub mod role;

@@ -3,7 +3,7 @@
 use super::adapters::Adapters;
 use super::by_endpoint::ByEndpoint;
 use super::index::HolderId;
-use super::trust::{Trust, TrustCell};
+use super::trust::{Doubt, Trust, TrustCell};
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub struct Cache {
 pub struct Resident {
     /// The caches, in the order of ranks.
     pub caches: SmallVec<[Cache; 1]>,
+    /// The reason for which the events of the endpoint are not read; it has no caches then.
+    pub refused: Option<Doubt>,
 }
 
 impl Resident {
@@ -37,14 +39,20 @@ impl Resident {
         !self.caches.is_empty() && self.caches.iter().all(|c| c.trust.get().is_certain())
     }
 
+    /// Whether the index has everything that the caches of the endpoint hold.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        !self.caches.is_empty() && self.caches.iter().all(|c| c.trust.get().is_complete())
+    }
+
     /// Returns the first state that is not exact, or exact.
     #[must_use]
     pub fn trust(&self) -> Trust {
         let mut states = self.caches.iter().map(|c| c.trust.get());
-        states.find(|t| *t != Trust::Exact).unwrap_or(if self.caches.is_empty() {
-            Trust::Unknown
-        } else {
-            Trust::Exact
+        states.find(|t| *t != Trust::Exact).unwrap_or(match self.refused {
+            Some(doubt) => Trust::Suspect(doubt),
+            None if self.caches.is_empty() => Trust::Unknown,
+            None => Trust::Exact,
         })
     }
 }

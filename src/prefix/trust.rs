@@ -17,6 +17,9 @@ pub enum Trust {
     /// refilled. What the index has is really held; older blocks may be missing, so estimated blocks are added. Only a
     /// cleared cache, another process or a replay from the first event makes it exact.
     Incomplete,
+    /// All events were received, but blocks were reported again without an origin: as further copies, or because a
+    /// request used them again. The index may list some of them after the engine has dropped them.
+    Uncounted,
     /// Events were lost, so the index may lack most of what is held. Routing uses estimates instead.
     Suspect(Doubt),
 }
@@ -37,12 +40,21 @@ pub enum Doubt {
     Undecodable,
     /// The events' blocks do not have the pool's block size.
     BlockSize,
+    /// The ports of the endpoint's events are no ports, or shared, so its events are not read.
+    Ports,
 }
 
 impl Doubt {
     /// All reasons, in the order of their labels.
-    pub const ALL: [Doubt; 6] =
-        [Doubt::Interrupted, Doubt::JoinedLate, Doubt::Gap, Doubt::ReplayFailed, Doubt::Undecodable, Doubt::BlockSize];
+    pub const ALL: [Doubt; 7] = [
+        Doubt::Interrupted,
+        Doubt::JoinedLate,
+        Doubt::Gap,
+        Doubt::ReplayFailed,
+        Doubt::Undecodable,
+        Doubt::BlockSize,
+        Doubt::Ports,
+    ];
 
     /// Returns the reason's name in logs and labels.
     #[must_use]
@@ -54,15 +66,23 @@ impl Doubt {
             Doubt::ReplayFailed => "replay_failed",
             Doubt::Undecodable => "undecodable",
             Doubt::BlockSize => "block_size",
+            Doubt::Ports => "ports",
         }
     }
 }
 
 impl Trust {
-    /// Whether everything that the index has of the holder is really held.
+    /// Whether everything that the index has of the holder is really held, except for blocks whose copies are not
+    /// counted.
     #[must_use]
     pub fn is_certain(self) -> bool {
-        matches!(self, Trust::Exact | Trust::Incomplete)
+        matches!(self, Trust::Exact | Trust::Incomplete | Trust::Uncounted)
+    }
+
+    /// Whether the index has everything that the holder has.
+    #[must_use]
+    pub fn is_complete(self) -> bool {
+        matches!(self, Trust::Exact | Trust::Uncounted)
     }
 
     /// Returns the state's name in logs and labels; a suspect state has the name of its reason.
@@ -73,6 +93,7 @@ impl Trust {
             Trust::Syncing => "syncing",
             Trust::Exact => "exact",
             Trust::Incomplete => "incomplete",
+            Trust::Uncounted => "uncounted",
             Trust::Suspect(doubt) => doubt.label(),
         }
     }
@@ -83,7 +104,8 @@ impl Trust {
             Trust::Syncing => 1,
             Trust::Exact => 2,
             Trust::Incomplete => 3,
-            Trust::Suspect(doubt) => 4 + doubt as u8,
+            Trust::Uncounted => 4,
+            Trust::Suspect(doubt) => 5 + doubt as u8,
         }
     }
 
@@ -92,8 +114,9 @@ impl Trust {
             1 => Trust::Syncing,
             2 => Trust::Exact,
             3 => Trust::Incomplete,
+            4 => Trust::Uncounted,
             _ => bits
-                .checked_sub(4)
+                .checked_sub(5)
                 .and_then(|i| Doubt::ALL.get(usize::from(i)))
                 .map_or(Trust::Unknown, |doubt| Trust::Suspect(*doubt)),
         }
@@ -127,7 +150,7 @@ mod tests {
         let mut before = cell.get();
         assert_eq!(before, Trust::Unknown);
         let doubts = Doubt::ALL.map(Trust::Suspect);
-        let states = [Trust::Syncing, Trust::Exact, Trust::Incomplete, Trust::Unknown];
+        let states = [Trust::Syncing, Trust::Exact, Trust::Incomplete, Trust::Uncounted, Trust::Unknown];
         let labels: std::collections::BTreeSet<_> = doubts.iter().chain(&states).map(|t| t.label()).collect();
         assert_eq!(labels.len(), doubts.len() + states.len());
         for state in doubts.into_iter().chain(states) {

@@ -11,6 +11,7 @@ use attache_disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
 use attache_disagg::policy::{
     BY_LABEL, DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
 };
+use attache_pool::ports::{PORT_LABELS, PortError, port};
 use attache_pool::role::ROLE_LABEL;
 use attache_pool::{EndpointSpec, Roles};
 use attache_scheduling::{Decider, SplitPolicy};
@@ -33,6 +34,13 @@ pub(super) fn labels(
 ) -> BTreeMap<Arc<str>, Arc<str>> {
     let mut labels: BTreeMap<Arc<str>, Arc<str>> =
         file.iter().map(|(k, v)| (k.value.as_str().into(), v.value.as_str().into())).collect();
+    for label in PORT_LABELS {
+        let Some((_, at)) = file.iter().find(|(key, at)| key.value == label && port(&at.value).is_none()) else {
+            continue;
+        };
+        let error = PortError::NotAPort { label, value: at.value.chars().take(60).collect() };
+        sink.push(Diagnostic::new(Code::OutOfRange, format!("{path}.labels"), error.to_string()).at(at.span));
+    }
     let said = file.iter().find(|(key, _)| key.value == ROLE_LABEL).map(|(_, value)| value);
     for (at, path) in
         role.map(|at| (at, format!("{path}.role"))).into_iter().chain(said.map(|at| (at, path.to_owned())))

@@ -220,6 +220,7 @@ fn pool(
     let flow = flow_control(pool.flow_control, room, of_cluster, &path, sink);
     let flow = queued::of_users(flow, &strategy.name, flags);
     let form = strategies::aibrix_form(of_env, &strategy, env);
+    let prefix = prefix::of_pool(pool.prefix_cache, &pool.endpoints, &path, form, env, sink);
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
@@ -240,13 +241,7 @@ fn pool(
         kubernetes,
         scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
         health: health(&pool.health, &path, sink),
-        prefix: prefix::prefix(
-            pool.prefix_cache.map(|at| at.value).unwrap_or_default(),
-            &format!("{path}.prefixCache"),
-            form,
-            env,
-            sink,
-        ),
+        prefix,
         disaggregation: split,
         objective: aim,
         flow,

@@ -9,10 +9,14 @@ use crate::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, Tokenize
 use crate::tokenizer_url;
 use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_pool::ports::{KvEventPorts, PORT_LABEL, PortError, REPLAY_PORT_LABEL, RankPorts};
 use attache_prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
 use attache_prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache_prefix::index::LEAST_SHARE;
 use attache_prompt::tiktoken::Encoding;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Reports numbers that are out of range.
@@ -35,6 +39,23 @@ pub(super) struct AibrixForm {
     pub(super) is_aibrix: bool,
     /// The pool decides exactly as in AIBrix.
     pub(super) is_exact: bool,
+}
+
+/// Checks the section of a pool, and the event ports of its `endpoints`.
+pub(super) fn of_pool(
+    file: Opt<schema::PrefixCache>,
+    endpoints: &[At<schema::Endpoint>],
+    path: &str,
+    form: AibrixForm,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> PrefixSettings {
+    let section = file.map(|at| at.value).unwrap_or_default();
+    let settings = prefix(section, &format!("{path}.prefixCache"), form, env, sink);
+    if let Some(events) = &settings.kv_events {
+        check_ports(endpoints, events, path, sink);
+    }
+    settings
 }
 
 /// Checks the section.
@@ -220,6 +241,73 @@ fn encoding(file: schema::Opt<String>, path: &str, sink: &mut Sink) -> Option<St
     Some(at.value)
 }
 
+/// Checks the ports of all ranks: rank r has the first port plus r.
+fn rank_ports(file: &schema::KvEvents, path: &str, sink: &mut Sink) {
+    let ranks = given(file.ranks, 1).clamp(1, MAX_RANKS);
+    let mut range = |key: &str, at: &At<u16>| {
+        let ports = RankPorts::new(at.value, ranks);
+        if ports.is_none() && at.value != 0 {
+            let allowed =
+                format!("1 to {}, because rank r of {ranks} has this port plus r", RankPorts::greatest_first(ranks));
+            sink.out_of_range(at.span, &format!("{path}.{key}"), at.value, &allowed);
+        }
+        ports
+    };
+    let replay = file.replay_port.as_ref().and_then(|at| range("replayPort", at));
+    // With `bind`, servers connect to Attaché.
+    let plain = At { value: DEFAULT_KV_EVENTS_PORT, span: Span::default() };
+    let port = file.port.as_ref().unwrap_or(&plain);
+    let events = if file.bind.is_none() { range("port", port) } else { None };
+    if let (Some(events), Some(replay), Some(at)) = (events, replay, file.replay_port)
+        && events.overlaps(replay)
+    {
+        let error = PortError::Overlap { events, replay };
+        let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.replayPort"), error.to_string());
+        let help = format!("the two ports must differ by at least {ranks}");
+        sink.push(diagnostic.at(at.span).related(port.span, "the port of the events").help(help));
+    }
+}
+
+/// Checks the ports that labels of the file's endpoints name. Those of other endpoints are known later.
+fn check_ports(endpoints: &[At<schema::Endpoint>], events: &KvEventSettings, path: &str, sink: &mut Sink) {
+    let pool = (events.bind.is_none().then_some(events.port), events.replay_port);
+    let mut known: Vec<(IpAddr, RankPorts, Span)> = Vec::with_capacity(endpoints.len());
+    for (i, at) in endpoints.iter().enumerate() {
+        let labels: BTreeMap<Arc<str>, Arc<str>> = at
+            .value
+            .labels
+            .iter()
+            .map(|(name, value)| (name.value.as_str().into(), value.value.as_str().into()))
+            .collect();
+        let own =
+            |name: &str| at.value.labels.iter().find(|(known, _)| known.value == name).map(|(_, value)| value.span);
+        let path = format!("{path}.endpoints[{i}].labels");
+        let ports = match KvEventPorts::of(&labels, pool, (0, events.ranks)) {
+            Ok(ports) => ports,
+            Err(error) => {
+                // Without a label, the section is wrong. That was reported there, and values of labels before.
+                let is_known = matches!(error, PortError::NotAPort { .. });
+                if let (Some(span), false) = (own(PORT_LABEL).or_else(|| own(REPLAY_PORT_LABEL)), is_known) {
+                    let code =
+                        if matches!(error, PortError::Overlap { .. }) { Code::Contradiction } else { Code::OutOfRange };
+                    sink.push(Diagnostic::new(code, path, error.to_string()).at(span));
+                }
+                continue;
+            }
+        };
+        let Ok(address) = at.value.address.value.parse::<SocketAddr>() else { continue };
+        let Some(events) = ports.events else { continue };
+        let other = known.iter().find(|(ip, ports, _)| *ip == address.ip() && ports.overlaps(events));
+        if let Some((_, _, first)) = other {
+            let message = format!("two endpoints on {} have events at the same {events}", address.ip());
+            let diagnostic =
+                Diagnostic::new(Code::Contradiction, path, message).at(at.span).related(*first, "the first one");
+            sink.push(diagnostic.help(format!("name each one's port by the label `{PORT_LABEL}`")));
+        }
+        known.push((address.ip(), events, at.span));
+    }
+}
+
 fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSettings {
     for (key, at) in [("port", &file.port), ("replayPort", &file.replay_port)] {
         if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
@@ -229,6 +317,7 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
     if let Some(at) = file.ranks.filter(|at| !(1..=MAX_RANKS).contains(&at.value)) {
         sink.out_of_range(at.span, &format!("{path}.ranks"), at.value, &format!("1 to {MAX_RANKS}"));
     }
+    rank_ports(&file, path, sink);
     if let (Some(bind), Some(port)) = (&file.bind, &file.port) {
         let message = "`port` has no effect: with `bind` the publishers connect here";
         sink.push(

@@ -7,6 +7,7 @@
 use super::objects::{InferencePool, Pod};
 use super::table::{ObjectChange, ObjectTable, Unreadable};
 use ahash::{AHashMap, AHashSet};
+use attache_pool::ports::{AIBRIX_METRIC_PORT_LABEL, AIBRIX_PORT_LABEL, port};
 use attache_pool::source::{KubernetesSource, PodsOf};
 use attache_pool::{EndpointSpec, Engine, MetricsSource};
 use attache_scheduling::selector::LabelSelector;
@@ -19,10 +20,6 @@ pub const ACTIVE_PORTS_ANNOTATION: &str = "inference.networking.k8s.io/active-po
 /// Labels that name the engine, in this order of precedence.
 pub const ENGINE_LABELS: [&str; 3] =
     ["inference.networking.k8s.io/engine-type", "llm-d.ai/engine-type", "model.aibrix.ai/engine"];
-/// AIBrix's label for the port of the model server.
-pub const AIBRIX_PORT_LABEL: &str = "model.aibrix.ai/port";
-/// AIBrix's label for the port of the metrics.
-pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
 /// Prefix of AIBrix's labels and annotations.
 pub const AIBRIX_PREFIX: &str = "model.aibrix.ai/";
 /// AIBrix's annotation with routing profiles. Attaché has them in its configuration instead.
@@ -276,16 +273,13 @@ fn ranks<'a>(pod: &'a Pod, ports: &'a [u16], source: &'a KubernetesSource) -> im
         Some(EndpointSpec {
             name: name.into(),
             uid: Some(uid.clone()),
+            rank: u16::try_from(rank).ok().filter(|_| several),
             labels: labels.clone(),
             engine,
             metrics: metrics.clone(),
             ..EndpointSpec::at(SocketAddr::new(pod.ip?, port))
         })
     })
-}
-
-fn port(text: &str) -> Option<u16> {
-    text.trim().parse().ok().filter(|port| *port != 0)
 }
 
 /// The engine that a label names; `None` for an unknown one.

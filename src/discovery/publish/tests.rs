@@ -79,3 +79,32 @@ async fn last_events_are_published_after_feeds_end() {
     task.await.unwrap();
     assert_eq!(store.load().endpoints.len(), 3);
 }
+
+#[test]
+fn labels_without_a_port_are_logged_once_for_each_endpoint() {
+    let mut told = PortLabels::default();
+    let spec = |port: u16, label: &str, value: &str| {
+        let mut spec = EndpointSpec::at(([127, 0, 0, 1], port).into());
+        spec.labels.insert(label.into(), value.into());
+        spec
+    };
+    for _ in 0..3 {
+        told.check(&spec(1, BOOTSTRAP_PORT_LABEL, "70000"));
+        told.check(&spec(2, BOOTSTRAP_PORT_LABEL, "8998"));
+        told.check(&spec(2, AIBRIX_METRIC_PORT_LABEL, "0"));
+        told.check(&spec(3, AIBRIX_PORT_LABEL, "http"));
+        told.check(&spec(4, "another label", "http"));
+    }
+    let labels: std::collections::BTreeSet<_> =
+        told.0.iter().map(|(name, label, _)| format!("{name} {label}")).collect();
+    assert_eq!(
+        labels.into_iter().collect::<Vec<_>>(),
+        [
+            "127.0.0.1:1 model.aibrix.ai/sglang-bootstrap-port",
+            "127.0.0.1:2 model.aibrix.ai/metric-port",
+            "127.0.0.1:3 model.aibrix.ai/port",
+        ]
+    );
+    (0..2 * MAX_TOLD).for_each(|i| told.check(&spec(1, AIBRIX_PORT_LABEL, &format!("p{i}"))));
+    assert!(told.0.len() <= MAX_TOLD);
+}

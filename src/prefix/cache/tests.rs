@@ -72,7 +72,8 @@ fn weight_halves_after_each_half_life() {
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
     cache.record(EndpointId(1), &prompt(100, 1), TenantId(0), NOW);
     let holder = cache.index().add_holder();
-    let resident = Resident { caches: [Cache { holder, trust: Arc::default() }].into_iter().collect() };
+    let resident =
+        Resident { caches: [Cache { holder, trust: Arc::default() }].into_iter().collect(), ..Resident::default() };
     cache.residents().publish([(EndpointId(2), resident)].into_iter().collect());
     let stored = StoredBlock { hash: EngineHash(1), key: BlockKey(1) };
     cache.index().store(holder, Tier::Gpu, None, &[stored]).unwrap();
@@ -120,7 +121,8 @@ fn engine_events_are_used_while_trusted() {
     cache.record(EndpointId(1), &keys, TenantId(0), NOW);
     let trust: Arc<TrustCell> = Arc::default();
     let holder = cache.index().add_holder();
-    let resident = Resident { caches: [Cache { holder, trust: trust.clone() }].into_iter().collect() };
+    let resident =
+        Resident { caches: [Cache { holder, trust: trust.clone() }].into_iter().collect(), ..Resident::default() };
     cache.residents().publish([(EndpointId(1), resident)].into_iter().collect());
     assert!(cache.learns(EndpointId(1)), "no event was received yet");
     trust.set(Trust::Exact);

@@ -129,7 +129,7 @@ impl World<'_> {
         let resident = |server: &WorldServer| {
             let cache = |link: &KvEventLink| Cache { holder: link.holder, trust: link.trust.clone() };
             let caches = server.events.iter().map(cache).collect();
-            Some((server.known.filter(|_| !server.events.is_empty())?, Resident { caches }))
+            Some((server.known.filter(|_| !server.events.is_empty())?, Resident { caches, ..Resident::default() }))
         };
         let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
         picker.cache.residents().publish(residents);

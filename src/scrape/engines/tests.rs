@@ -196,9 +196,11 @@ fn families_of_triton_are_divided_by_label() {
     assert_eq!(bad, Err(PageError::Unusable(waiting)));
 }
 
-/// The pages of `tests/data/metrics` with the values that their first lines and labels state: waiting, running, cache
-/// usage, block size and blocks.
-const PAGES: &[(Engine, &str, (u32, u32, f32, Option<u32>, Option<u32>))] = &[
+/// Waiting, running, cache usage, block size and blocks.
+type PageValues = (u32, u32, f32, Option<u32>, Option<u32>);
+
+/// The pages of `tests/data/metrics` with the values that their first lines and labels state.
+const PAGES: &[(Engine, &str, PageValues)] = &[
     (
         Engine::Sglang,
         include_str!("../../../tests/data/metrics/sglang_0.5_one_scheduler.txt"),

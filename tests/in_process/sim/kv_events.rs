@@ -3,8 +3,8 @@
 use super::*;
 use attache::clock::Clock;
 use attache::ids::EndpointId;
-use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
+use attache::pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};

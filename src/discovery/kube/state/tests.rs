@@ -212,8 +212,13 @@ fn each_target_port_is_a_rank() {
         "pod-2-rank-2 10.0.0.2:8004",
     ];
     assert_eq!(names(&mut members), some(&want));
+    let ranks = |members: &mut Members| members.endpoints().unwrap().iter().map(|e| e.rank).collect::<Vec<_>>();
+    members.pool(ObjectChange::Applied(pool("vllm", &[8000, 8002, 8004, 8006]))).unwrap();
+    assert_eq!(ranks(&mut members), [0, 1, 2, 3, 0, 2].map(Some), "a port that does not serve leaves its number");
     members.pool(ObjectChange::Applied(pool("vllm", &[9000]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:9000"]), "ports count at once");
+    members.pool(ObjectChange::Applied(pool("vllm", &[9001]))).unwrap();
+    assert_eq!(ranks(&mut members), [None]);
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn labels_of_every_project_are_parsed() {
     for (labels, url, engine) in [
         (&[][..], "http://10.0.0.1:8000/metrics", Engine::Vllm),
         (&[(gie, "sglang")], "http://10.0.0.1:8000/metrics", Engine::Sglang),
-        (&[("llm-d.ai/engine-type", "trtllm-serve")], "http://10.0.0.1:8000/metrics", Engine::TrtllmServe),
+        (&[("llm-d.ai/engine-type", "trtllm-serve")], "http://10.0.0.1:8000/prometheus/metrics", Engine::TrtllmServe),
         (&[("llm-d.ai/engine-type", "triton")], "http://10.0.0.1:8000/metrics", Engine::Triton),
         (&[("model.aibrix.ai/engine", "xllm")], "http://10.0.0.1:8000/metrics", Engine::Xllm),
         (&[("model.aibrix.ai/engine", "trtllm"), (gie, "vllm")], "http://10.0.0.1:8000/metrics", Engine::Vllm),

@@ -58,7 +58,7 @@ fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> Wo
             cache.index().record(holder, &keys(cache, *depth), TenantId(0), NOW);
             Cache { holder, trust }
         });
-        (EndpointId(id), Resident { caches: caches.collect() })
+        (EndpointId(id), Resident { caches: caches.collect(), ..Resident::default() })
     };
     cache.residents().publish((0..4).map(resident).collect());
     world
@@ -103,7 +103,9 @@ fn ranks_without_cache_alternate_and_single_rank_is_not_named() {
         let config = world.processor.picker.config();
         let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
         let caches = (0..count).map(|_| Cache { holder: cache.index().add_holder(), trust: Arc::default() });
-        cache.residents().publish([(EndpointId(0), Resident { caches: caches.collect() })].into_iter().collect());
+        cache.residents().publish(
+            [(EndpointId(0), Resident { caches: caches.collect(), ..Resident::default() })].into_iter().collect(),
+        );
     };
     // No KV event has arrived yet.
     resident(3);

@@ -76,7 +76,10 @@ fn import_skips_endpoints_with_exact_events_and_unknown_ones() {
     copy.reconcile(&snapshot(&[(0, None), (1, None)]));
     let cell = TrustCell::default();
     cell.set(Trust::Exact);
-    let resident = Resident { caches: [Cache { holder: copy.index().add_holder(), trust: Arc::new(cell) }].into() };
+    let resident = Resident {
+        caches: [Cache { holder: copy.index().add_holder(), trust: Arc::new(cell) }].into(),
+        ..Resident::default()
+    };
     copy.residents().publish([(EndpointId(1), resident)].into_iter().collect());
     assert_eq!(copy.import(&chunk, NOW), Ok(20));
     assert_eq!(stored(&copy), [20, 0]);
