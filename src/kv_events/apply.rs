@@ -4,8 +4,9 @@ use super::feed::Destination;
 use super::orphans::Orphans;
 use super::size::{OwnSize, PoolSize};
 use super::stats::{Count, KvEventStats};
+use super::uncounted::Uncounted;
 use attache_prefix::adapters::Adapters;
-use attache_prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
+use attache_prefix::index::{HolderId, Origin, PrefixIndex, StoredBlock, Tier};
 use attache_prefix::key::EngineHash;
 use attache_prefix::residents::Residents;
 use attache_prefix::trust::Doubt;
@@ -49,6 +50,8 @@ struct Book {
     held: u64,
     /// Number of copies stored in the index since it was last cleared.
     stored: u64,
+    /// Blocks with an unknown number of copies.
+    uncounted: Uncounted,
     outcome: BatchEffect,
 }
 
@@ -76,6 +79,7 @@ impl Applier {
             partial_groups: 0,
             held: 0,
             stored: 0,
+            uncounted: Uncounted::default(),
             outcome: BatchEffect::default(),
         };
         Self { decoder: Decoder::new(to.keys), book }
@@ -146,6 +150,11 @@ impl Applier {
         self.book.index.shortages()
     }
 
+    /// Whether the index may list blocks of which the engine has dropped the last copy.
+    pub(super) fn has_uncounted(&self) -> bool {
+        !self.book.uncounted.is_empty()
+    }
+
     /// Whether stored blocks are waiting for a parent that was never reported.
     pub(super) fn has_orphans(&self) -> bool {
         !self.book.orphans.is_empty()
@@ -166,6 +175,7 @@ impl Book {
         self.stats.add(Count::OrphansDropped, self.orphans.clear());
         self.held = 0;
         self.stored = 0;
+        self.uncounted.clear();
     }
 
     fn is_of_size(&self, size: u64) -> bool {
@@ -173,19 +183,25 @@ impl Book {
     }
 
     /// Stores blocks behind `parent`, or queues them until it arrives. Returns whether they are in the index.
-    fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
-        let cache = self.holder.0;
+    fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock], said: Option<Origin>) -> bool {
+        let (cache, origin) = (self.holder.0, said.unwrap_or_default());
         let stored = self.tape.change(
-            || self.index.store(self.holder, tier, parent, blocks),
-            |stored| stored.is_ok().then(|| KvChange::Stored { cache, tier, parent, blocks: blocks.to_vec() }),
+            || self.index.report(self.holder, tier, parent, blocks, origin),
+            |stored| stored.is_ok().then(|| KvChange::Stored { cache, tier, parent, blocks: blocks.to_vec(), origin }),
         );
         match (stored, parent) {
-            (Ok(()), _) => {
-                self.count(blocks.len());
+            (Ok(effect), _) => {
+                let counted = if origin == Origin::New { blocks.len() } else { effect.new as usize };
+                self.count(counted);
+                if tier == Tier::Gpu && effect.again > 0 {
+                    // Reports of reused blocks begin at the start of a prompt.
+                    let may_be_reused = said.is_none() && parent.is_none();
+                    self.uncounted.stored_again(blocks, effect.again, may_be_reused);
+                }
                 true
             }
             (Err(_), Some(parent)) => {
-                let dropped = self.orphans.park(parent, tier, blocks);
+                let dropped = self.orphans.park(parent, tier, blocks, origin);
                 self.stats.add(Count::OrphansParked, 1);
                 self.stats.add(Count::OrphansDropped, dropped);
                 false
@@ -195,15 +211,23 @@ impl Book {
     }
 
     /// Stores blocks on another tier too, up to the first that the holder has on no tier. Returns how many.
-    fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash, IntoIter: Clone>) -> usize {
-        let (cache, hashes) = (self.holder.0, hashes.into_iter());
+    fn copy(
+        &mut self,
+        tier: Tier,
+        hashes: impl IntoIterator<Item = EngineHash, IntoIter: Clone>,
+        origin: Option<Origin>,
+    ) -> usize {
+        let (cache, hashes, origin) = (self.holder.0, hashes.into_iter(), origin.unwrap_or_default());
         let known = self.tape.change(
-            || self.index.copy(self.holder, tier, hashes.clone()),
+            || self.index.copy(self.holder, tier, hashes.clone(), origin),
             |known| {
-                (*known > 0).then(|| KvChange::Copied { cache, tier, hashes: hashes.clone().take(*known).collect() })
+                let hashes = || hashes.clone().take(*known).collect();
+                (*known > 0).then(|| KvChange::Copied { cache, tier, hashes: hashes(), origin })
             },
         );
-        self.count(known);
+        if origin == Origin::New {
+            self.count(known);
+        }
         known
     }
 
@@ -219,7 +243,7 @@ impl Book {
         let mut parents: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
         while let Some(parent) = parents.pop() {
             while let Some(orphan) = self.orphans.child(parent) {
-                if !self.store(Some(orphan.parent), orphan.tier, &orphan.blocks) {
+                if !self.store(Some(orphan.parent), orphan.tier, &orphan.blocks, Some(orphan.origin)) {
                     // The parent has been removed again; the orphan keeps waiting.
                     break;
                 }
@@ -260,12 +284,12 @@ impl Sink for Book {
         if event.tier != Tier::Gpu {
             // vLLM omits the `extra_keys` of blocks that it offloads, so the name identifies a block
             // more reliably than its tokens.
-            let known = self.copy(event.tier, blocks.iter().map(|b| b.hash));
+            let known = self.copy(event.tier, blocks.iter().map(|b| b.hash), event.origin);
             let (copied, rest) = blocks.split_at_checked(known).unwrap_or((blocks, &[]));
             parent = copied.last().map(|b| b.hash).or(parent);
             blocks = rest;
         }
-        if !blocks.is_empty() && self.store(parent, event.tier, blocks) && !self.orphans.is_empty() {
+        if !blocks.is_empty() && self.store(parent, event.tier, blocks, event.origin) && !self.orphans.is_empty() {
             self.adopt(blocks);
         }
     }
@@ -279,7 +303,7 @@ impl Sink for Book {
         }
         let mut rest = event.hashes;
         while !rest.is_empty() {
-            let known = self.copy(event.tier, rest.iter().copied());
+            let known = self.copy(event.tier, rest.iter().copied(), event.origin);
             rest = rest.get(known + 1..).unwrap_or_default();
         }
     }
@@ -294,9 +318,15 @@ impl Sink for Book {
         }
         let (cache, tier) = (self.holder.0, event.tier);
         self.tape.change(
-            || self.index.remove(self.holder, tier, event.hashes),
-            |()| Some(KvChange::Removed { cache, tier, hashes: event.hashes.to_vec() }),
+            || self.index.remove_to(self.holder, tier, event.hashes, event.remaining),
+            |()| {
+                let (hashes, remaining) = (event.hashes.to_vec(), event.remaining.map(<[u32]>::to_vec));
+                Some(KvChange::Removed { cache, tier, hashes, remaining })
+            },
         );
+        if tier == Tier::Gpu {
+            self.uncounted.removed(event.hashes, event.remaining.is_some());
+        }
         let n = event.hashes.len() as u64;
         self.held = self.held.saturating_sub(n);
         self.stats.add(Count::BlocksRemoved, n);

@@ -439,6 +439,7 @@ impl Lane {
         let is_short = self.target.applier.is_short();
         let now = match self.cursor.trust() {
             Trust::Exact if is_short => Trust::Incomplete,
+            Trust::Exact if self.target.applier.has_uncounted() => Trust::Uncounted,
             trust => trust,
         };
         if now.is_certain() {
@@ -478,6 +479,11 @@ impl Lane {
             Trust::Incomplete if is_short => tracing::warn!(
                 endpoint = %name, rank, from, to,
                 "the prefix index is full and lacks blocks of the server; raise `prefixCache.maxBytes`"
+            ),
+            Trust::Uncounted => tracing::warn!(
+                endpoint = %name, rank, from, to,
+                "KV blocks were reported again without an origin: they are further copies, or a request with \
+                 `kv_cache_report_mode: full` reached the server without Attaché"
             ),
             _ => tracing::info!(endpoint = %name, rank, from, to, "trust in KV events changed"),
         }

@@ -21,6 +21,7 @@ mod replay;
 mod size;
 mod stats;
 pub mod subscription;
+mod uncounted;
 mod zmtp;
 
 pub use attache_prefix::residents::{Cache, Resident, Residents};

@@ -1,7 +1,7 @@
 //! Stored blocks that wait for their parent.
 
 use ahash::AHashMap;
-use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::index::{Origin, StoredBlock, Tier};
 use attache_prefix::key::EngineHash;
 use std::collections::BTreeMap;
 
@@ -11,6 +11,7 @@ pub(super) struct Orphan {
     pub(super) parent: EngineHash,
     pub(super) tier: Tier,
     pub(super) blocks: Vec<StoredBlock>,
+    pub(super) origin: Origin,
 }
 
 /// The orphans of one holder by age; the oldest are dropped when there are too many.
@@ -43,7 +44,7 @@ impl Orphans {
     }
 
     /// Adds an orphan. Returns how many were dropped for it (including itself, if it is too large).
-    pub(super) fn park(&mut self, parent: EngineHash, tier: Tier, blocks: &[StoredBlock]) -> u64 {
+    pub(super) fn park(&mut self, parent: EngineHash, tier: Tier, blocks: &[StoredBlock], origin: Origin) -> u64 {
         let mut dropped = 0;
         while self.blocks + blocks.len() > self.max_blocks {
             let Some(oldest) = self.by_age.keys().next().copied() else { return dropped + 1 };
@@ -57,7 +58,7 @@ impl Orphans {
         for block in blocks {
             self.by_block.entry(block.hash).or_default().push(id);
         }
-        self.by_age.insert(id, Orphan { parent, tier, blocks: blocks.to_vec() });
+        self.by_age.insert(id, Orphan { parent, tier, blocks: blocks.to_vec(), origin });
         dropped
     }
 
@@ -78,7 +79,7 @@ impl Orphans {
         if orphan.blocks.is_empty() {
             return 1;
         }
-        self.park(orphan.parent, orphan.tier, &orphan.blocks)
+        self.park(orphan.parent, orphan.tier, &orphan.blocks, orphan.origin)
     }
 
     /// Removes all orphans; returns how many there were.
@@ -126,8 +127,8 @@ mod tests {
     #[test]
     fn children_are_returned_oldest_first() {
         let mut orphans = Orphans::new(100);
-        assert_eq!(orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11])), 0);
-        assert_eq!(orphans.park(EngineHash(1), Tier::Cpu, &blocks(&[20])), 0);
+        assert_eq!(orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11]), Origin::New), 0);
+        assert_eq!(orphans.park(EngineHash(1), Tier::Cpu, &blocks(&[20]), Origin::New), 0);
         assert_eq!(hashes(orphans.child(EngineHash(2))), [0u64; 0]);
         assert_eq!(hashes(orphans.child(EngineHash(1))), [10, 11]);
         assert_eq!(hashes(orphans.child(EngineHash(1))), [20]);
@@ -137,27 +138,31 @@ mod tests {
     #[test]
     fn oldest_orphans_are_dropped_over_the_limit() {
         let mut orphans = Orphans::new(4);
-        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11]));
-        orphans.park(EngineHash(2), Tier::Gpu, &blocks(&[20]));
-        assert_eq!(orphans.park(EngineHash(3), Tier::Gpu, &blocks(&[30, 31, 32])), 1);
+        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11]), Origin::New);
+        orphans.park(EngineHash(2), Tier::Gpu, &blocks(&[20]), Origin::New);
+        assert_eq!(orphans.park(EngineHash(3), Tier::Gpu, &blocks(&[30, 31, 32]), Origin::New), 1);
         assert_eq!(hashes(orphans.child(EngineHash(1))), [0u64; 0]);
         assert_eq!(hashes(orphans.child(EngineHash(2))), [20]);
-        assert_eq!(orphans.park(EngineHash(4), Tier::Gpu, &blocks(&[40, 41, 42, 43, 44])), 2, "the last and itself");
+        assert_eq!(
+            orphans.park(EngineHash(4), Tier::Gpu, &blocks(&[40, 41, 42, 43, 44]), Origin::New),
+            2,
+            "the last and itself"
+        );
         assert_eq!(orphans.blocks, 0);
     }
 
     #[test]
     fn removed_block_cuts_off_the_blocks_behind_it() {
         let mut orphans = Orphans::new(100);
-        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11, 12]));
+        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11, 12]), Origin::New);
         assert_eq!(orphans.remove(EngineHash(11), Tier::Cpu), 0, "another tier's copy");
         assert_eq!(orphans.remove(EngineHash(12), Tier::Gpu), 0);
         assert_eq!(orphans.remove(EngineHash(11), Tier::Gpu), 0);
         assert_eq!(hashes(orphans.child(EngineHash(1))), [10]);
-        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10]));
+        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10]), Origin::New);
         assert_eq!(orphans.remove(EngineHash(10), Tier::Gpu), 1);
         assert!(orphans.is_empty());
-        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10]));
+        orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10]), Origin::New);
         assert_eq!(orphans.clear(), 1);
         assert_eq!(orphans.blocks, 0);
     }

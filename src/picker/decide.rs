@@ -361,7 +361,7 @@ pub(super) fn enter<R>(
         }
     };
     let in_pool = |error: RequestError| error.in_pool(&runtime.pool.name);
-    let rewritten = rewrite(config, &runtime.pool, q, request, rng).map_err(in_pool)?;
+    let rewritten = rewrite(config, runtime, q, request, rng).map_err(in_pool)?;
     let size = PromptSize::of(q, request);
     let facts = RequestFacts {
         model: &rewritten.target,

@@ -1,4 +1,4 @@
-//! Parses the request body for the decision, and removes KV-transfer parameters that only Attaché may set.
+//! Parses the request body for the decision, and removes members that only Attaché may set.
 //!
 //! A client may send a wrong `content-encoding`, and a model server without support for compression ignores the header.
 //! So a body that can be parsed is parsed, whatever `content-encoding` says.
@@ -8,7 +8,7 @@ use super::decide::{RequestView, Seen};
 use crate::event::{Degraded, Event, Limit, Observer};
 use crate::settings::OnUnparseable;
 use attache_disagg as disagg;
-use attache_protocol::edit::EditError;
+use attache_protocol::edit::{EditError, Edits};
 use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;
 use attache_scheduling::router::{DefaultModel, RouteFacts};
@@ -182,6 +182,35 @@ pub(super) fn distrusted(
             Err(RequestError::new(Reason::InvalidJson, message))
         }
     }
+}
+
+/// The body without `kv_cache_report_mode`. With it, vLLM publishes KV events that look like those of further copies.
+///
+/// # Errors
+/// An object that could have the member is none.
+pub(super) fn without_report_mode(
+    api: Api,
+    body: &[u8],
+    new_body: Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, RequestError> {
+    let arguments = || Edits::new().remove("kv_cache_report_mode");
+    let edits = Edits::new().inside("vllm_xargs", arguments());
+    let edits = match api {
+        Api::Generate => {
+            let sampling = Edits::new().inside("extra_args", arguments()).inside("vllm_xargs", arguments());
+            edits.inside("sampling_params", sampling)
+        }
+        _ => edits,
+    };
+    let clean = match edits.apply(new_body.as_deref().unwrap_or(body)) {
+        Ok(Cow::Owned(clean)) => Some(clean),
+        Ok(Cow::Borrowed(_)) => None,
+        Err(error) => {
+            let message = format!("`kv_cache_report_mode` can't be removed from the body: {error}");
+            return Err(RequestError::new(Reason::InvalidJson, message));
+        }
+    };
+    Ok(clean.or(new_body))
 }
 
 fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> {

@@ -70,6 +70,8 @@ pub struct Request<'a> {
     /// Whether the server computes the whole prompt despite its cache, because the client requested the probabilities
     /// of the prompt's tokens (vLLM's `prompt_logprobs`, and `echo` with `logprobs`).
     pub skips_cache: bool,
+    /// Whether the client chooses which KV events vLLM publishes for the request (`kv_cache_report_mode`).
+    pub sets_report_mode: bool,
 }
 
 impl Default for Request<'_> {
@@ -88,6 +90,7 @@ impl Default for Request<'_> {
             truncated: false,
             opaque_prompt: false,
             skips_cache: false,
+            sets_report_mode: false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Changes of what engines cache, as their KV events reported it.
 
 use super::line::{decode, encode};
-use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::index::{Origin, StoredBlock, Tier};
 use attache_prefix::key::{BlockKey, EngineHash};
 use attache_prefix::trust::Trust;
 use attache_types::ids::EndpointId;
@@ -25,6 +25,8 @@ pub enum KvChange {
         parent: Option<EngineHash>,
         #[serde(with = "blocks")]
         blocks: Vec<StoredBlock>,
+        #[serde(skip_serializing_if = "Origin::is_new", default)]
+        origin: Origin,
     },
     /// A cache stored blocks on another tier, which it had before.
     Copied {
@@ -32,13 +34,17 @@ pub enum KvChange {
         tier: Tier,
         #[serde(with = "hashes")]
         hashes: Vec<EngineHash>,
+        #[serde(skip_serializing_if = "Origin::is_new", default)]
+        origin: Origin,
     },
-    /// A cache evicted blocks.
+    /// A cache evicted a copy of each block, and said how many remain or not.
     Removed {
         cache: u32,
         tier: Tier,
         #[serde(with = "hashes")]
         hashes: Vec<EngineHash>,
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        remaining: Option<Vec<u32>>,
     },
     /// The blocks of a cache are not known any more.
     Cleared { cache: u32 },
@@ -107,14 +113,17 @@ mod tests {
         ) {
             let hashes: Vec<EngineHash> = numbers.iter().copied().map(EngineHash).collect();
             let block = |hash: &EngineHash| StoredBlock { hash: *hash, key: BlockKey(hash.0.rotate_left(7)) };
-            let (blocks, parent) = (hashes.iter().map(block).collect(), parent.map(EngineHash));
+            let blocks: Vec<StoredBlock> = hashes.iter().map(block).collect();
+            let parent = parent.map(EngineHash);
             for change in [
                 KvChange::Caches(vec![(EndpointId(cache), vec![cache, 7]), (EndpointId(2), Vec::new())]),
                 KvChange::Trust { cache, trust: Trust::Exact },
                 KvChange::Trust { cache, trust: Trust::Suspect(Doubt::ReplayFailed) },
-                KvChange::Stored { cache, tier: Tier::Gpu, parent, blocks },
-                KvChange::Copied { cache, tier: Tier::Cpu, hashes: hashes.clone() },
-                KvChange::Removed { cache, tier: Tier::Disk, hashes: hashes.clone() },
+                KvChange::Stored { cache, tier: Tier::Gpu, parent, blocks: blocks.clone(), origin: Origin::New },
+                KvChange::Stored { cache, tier: Tier::Gpu, parent, blocks, origin: Origin::Reused },
+                KvChange::Copied { cache, tier: Tier::Cpu, hashes: hashes.clone(), origin: Origin::Reused },
+                KvChange::Removed { cache, tier: Tier::Disk, hashes: hashes.clone(), remaining: None },
+                KvChange::Removed { cache, tier: Tier::Gpu, hashes: hashes.clone(), remaining: Some(vec![0, 7]) },
                 KvChange::Cleared { cache },
                 KvChange::Gone { cache },
                 KvChange::BlockSize(cache),

@@ -4,10 +4,10 @@
 use attache::clock::Clock;
 use attache::connections::{Closed, ConnectionLimits, Connections};
 use attache::ids::EndpointId;
-use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{
     Count, Destination, Doubt, Feed, KvEventStats, MemoryLimits, Residents, Source, Subscription, Timing, Trust,
 };
+use attache::pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex, Tier};
@@ -396,6 +396,59 @@ async fn late_subscriber_gets_a_replay_in_both_formats() {
 async fn empty_replay_of_an_idle_publisher_is_exact() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
+    rig.trusts(0, Trust::Exact).await;
+}
+
+#[tokio::test]
+async fn repeated_reports_without_an_origin_are_not_exact() {
+    let mut publisher = Publisher::bind(None).await;
+    let rig = Rig::following(subscription(), &mut publisher).await;
+    publisher.publish(vec![stored(None, &[1, 2, 3, 4])]).await;
+    rig.trusts(0, Trust::Exact).await;
+    publisher.publish(vec![stored(None, &[1, 2, 3, 4])]).await;
+    rig.trusts(0, Trust::Uncounted).await;
+    publisher.publish(vec![removed(&[4, 3, 2, 1]), stored(None, &[9])]).await;
+    rig.holds(0, [1, 2, 3, 4, 9]).await;
+    assert_eq!(rig.trust(0), Some(Trust::Uncounted), "the second report may have been of the same copy");
+    publisher.publish(vec![removed(&[4, 3, 2, 1])]).await;
+    rig.holds(0, [9]).await;
+    rig.trusts(0, Trust::Exact).await;
+    publisher.publish(vec![stored(None, &[9])]).await;
+    rig.trusts(0, Trust::Uncounted).await;
+    publisher.publish(vec![cleared()]).await;
+    rig.trusts(0, Trust::Exact).await;
+}
+
+#[tokio::test]
+async fn endpoints_with_wrong_or_shared_ports_are_named_and_not_read() {
+    let mut publisher = Publisher::bind(None).await;
+    let rig = Rig::start(subscription()).await;
+    let labelled = |address: &str, label: &str, value: &str| {
+        let mut spec = EndpointSpec::at(address.parse().unwrap());
+        spec.labels.insert(label.into(), value.into());
+        spec
+    };
+    let other = |port: u16| labelled("127.0.0.1:8001", PORT_LABEL, &port.to_string());
+    let at = publisher.events.port();
+    rig.pool(vec![
+        (0, pod(&publisher)),
+        (1, labelled("127.0.0.2:8000", PORT_LABEL, "65536")),
+        (2, labelled("127.0.0.3:8000", REPLAY_PORT_LABEL, "many")),
+        (3, labelled("127.0.0.4:8000", REPLAY_PORT_LABEL, "5557")),
+    ]);
+    publisher.subscribed().await;
+    publisher.publish(vec![stored(None, &[1])]).await;
+    rig.trusts(0, Trust::Exact).await;
+    for id in 1..=3 {
+        rig.trusts(id, Trust::Suspect(Doubt::Ports)).await;
+    }
+    // Whose events come from a port that two endpoints name is unknown.
+    rig.pool(vec![(0, pod(&publisher)), (5, other(at))]);
+    rig.trusts(0, Trust::Suspect(Doubt::Ports)).await;
+    rig.trusts(5, Trust::Suspect(Doubt::Ports)).await;
+    rig.pool(vec![(0, pod(&publisher)), (5, other(at ^ 1))]);
+    publisher.subscribed().await;
+    publisher.publish(vec![cleared()]).await;
     rig.trusts(0, Trust::Exact).await;
 }
 

@@ -255,6 +255,61 @@ fn groups_without_prefix_caching_are_ignored_in_stores_and_removals() {
     assert_eq!(rig.held(Tier::Gpu), [1]);
 }
 
+fn origin(name: &str) -> Vec<(&'static str, Any)> {
+    vec![("origin", Any::from(name))]
+}
+
+#[test]
+fn blocks_reported_as_reused_go_with_one_removal() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored_with(None, &[1, 2, 3, 4], origin("NEW"))]);
+    rig.apply(vec![stored_with(None, &[1, 2, 3], origin("REUSED")), stored_with(None, &[1], origin("REUSED"))]);
+    assert!(!rig.applier.has_uncounted());
+    assert_eq!((rig.applier.held(), rig.stats.get(Count::BlocksStored)), (4, 4), "reports of reuse store nothing");
+    rig.apply(vec![removed(&[4, 3, 2, 1], vec![])]);
+    assert_eq!(rig.held(Tier::Gpu), [0u64; 0]);
+    // Attaché may have missed the first report.
+    rig.apply(vec![stored_with(None, &[7, 8], origin("REUSED"))]);
+    assert_eq!(rig.held(Tier::Gpu), [7, 8]);
+    // A further copy is said to be new.
+    rig.apply(vec![stored_with(None, &[7, 8], origin("NEW")), removed(&[7, 8], vec![])]);
+    assert_eq!(rig.held(Tier::Gpu), [7, 8]);
+    assert!(!rig.applier.has_uncounted());
+}
+
+#[test]
+fn removals_that_count_copies_win_over_reports() {
+    let mut rig = Rig::new();
+    let counts = |counts: &[u64]| vec![("remaining_copy_counts", ints(counts))];
+    rig.apply(vec![stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3])]);
+    assert!(rig.applier.has_uncounted());
+    rig.apply(vec![removed(&[3, 2, 1], counts(&[0, 1, 0]))]);
+    assert_eq!(rig.held(Tier::Gpu), [2]);
+    assert!(!rig.applier.has_uncounted(), "the engine has counted all of them");
+    rig.apply(vec![removed(&[2], counts(&[0]))]);
+    assert_eq!(rig.held(Tier::Gpu), [0u64; 0]);
+}
+
+#[test]
+fn unmarked_reports_from_the_start_of_a_prompt_are_uncertain() {
+    let mut rig = Rig::new();
+    rig.apply(vec![stored(None, &[1, 2, 3, 4])]);
+    // A block behind others is computed again, as vLLM does with the last one of a prompt.
+    rig.apply(vec![stored(Some(3), &[4]), removed(&[4], vec![])]);
+    assert_eq!(rig.held(Tier::Gpu), [1, 2, 3, 4]);
+    assert!(!rig.applier.has_uncounted(), "reports of reused blocks begin with the first block");
+    rig.apply(vec![stored(None, &[1, 2])]);
+    assert!(rig.applier.has_uncounted());
+    rig.apply(vec![removed(&[2, 1], vec![])]);
+    assert_eq!(rig.held(Tier::Gpu), [1, 2, 3, 4], "two copies need two removals");
+    assert!(rig.applier.has_uncounted());
+    rig.apply(vec![removed(&[2, 1], vec![])]);
+    assert_eq!(rig.held(Tier::Gpu), [3, 4]);
+    assert!(!rig.applier.has_uncounted(), "all copies were removed");
+    rig.apply(vec![stored(None, &[1]), stored(None, &[1]), cleared()]);
+    assert!(!rig.applier.has_uncounted());
+}
+
 #[test]
 fn tiers_are_separate() {
     let mut rig = Rig::new();

@@ -12,7 +12,7 @@ use crate::prefix::{PoolPrefix, PromptRef};
 use crate::priority::flow_of_model;
 use crate::queues::{self, Queues};
 use crate::quotas::Allowance;
-use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename};
+use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, without_report_mode};
 use crate::recording::RequestReads;
 use crate::warming::Warming;
 use attache_flow::{Asking, Way};
@@ -34,17 +34,18 @@ pub(crate) struct Rewritten {
     pub(super) new_body: Option<Vec<u8>>,
 }
 
-/// Rewrites the model name, and removes KV-transfer parameters that only Attaché may set.
+/// Rewrites the model name, and removes members that only Attaché may set.
 ///
 /// # Errors
 /// When the body must be parsed to remove them, and is invalid.
 pub(super) fn rewrite(
     config: &ActiveConfig,
-    pool: &Pool,
+    runtime: &PoolRuntime,
     q: &RequestView<'_>,
     request: Option<&Request<'_>>,
     rng: &mut PickRng,
 ) -> Result<Rewritten, RequestError> {
+    let pool = &runtime.pool;
     let named = request.and_then(|r| r.model.as_ref());
     // A rule of the pool outranks the header: the operator configures it, an earlier filter sets the header.
     let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
@@ -54,6 +55,11 @@ pub(super) fn rewrite(
     let body = q.body.bytes();
     let new_body = rename(body, request, renamed, &target);
     let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
+    let reads_events = || runtime.prefix.as_ref().is_some_and(|prefix| prefix.named_by_adapter);
+    let new_body = match request {
+        Some(request) if request.sets_report_mode && reads_events() => without_report_mode(q.api, body, new_body)?,
+        _ => new_body,
+    };
     Ok(Rewritten { renamed_from: renamed.map(|m| (&*m.name).into()), target, new_body })
 }
 

@@ -52,7 +52,7 @@ fn rewrite_replaces_the_model_and_draws_only_where_a_rule_applies() {
         let (head, body) = (head(&[]), chat(model, "hello"));
         let q = view(&head, Seen::Whole(&body));
         let request = understand(&Unobserved, &config, &q).unwrap();
-        rewrite(&config, &config.pools()[0].pool, &q, request.as_ref(), &mut rng).unwrap();
+        rewrite(&config, &config.pools()[0], &q, request.as_ref(), &mut rng).unwrap();
         rng != fixture.picker.peek_rng()
     };
     assert!(drawn("m") && !drawn("other"));

@@ -93,7 +93,7 @@ impl Found {
         // The server itself picks the rank. A good balancer picks the one that holds most.
         let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
         let reported = depths.max_by_key(|depth| depth.any).unwrap_or_default();
-        if resident.is_exact() {
+        if resident.is_complete() {
             return reported;
         }
         [reported, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()

@@ -49,7 +49,9 @@ mod writer;
 
 pub use matches::{Depth, Kept, Match, Matches};
 pub use transfer::{ExportChunk, ExportCursor, ExportHolder, ExportRun, ImportError};
-pub use types::{Blocks, HolderId, IndexConfig, LEAST_SHARE, Stats, StoredBlock, TenantId, Tier, UnknownParent};
+pub use types::{
+    Blocks, HolderId, IndexConfig, LEAST_SHARE, Origin, Stats, StoreEffect, StoredBlock, TenantId, Tier, UnknownParent,
+};
 
 use crate::atomics::{
     AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Relaxed, Ordering::Release, spin_loop, unique,
@@ -200,8 +202,7 @@ impl PrefixIndex {
         self.shared.weights.clear(slot);
     }
 
-    /// Stores `blocks` that an engine reported, each behind the one before it, the first behind `parent`. A block that
-    /// the holder has already counts as another copy. Blocks for which there is no memory are counted and skipped.
+    /// Stores new `blocks`, as [`Self::report`].
     /// # Errors
     /// [`UnknownParent`] when no holder has reported `parent`.
     pub fn store(
@@ -211,39 +212,69 @@ impl PrefixIndex {
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
     ) -> Result<(), UnknownParent> {
+        self.report(holder, tier, parent, blocks, Origin::New).map(drop)
+    }
+
+    /// Stores `blocks` that an engine reported, each behind the one before it, the first behind `parent`. A new block
+    /// that the holder has already counts as another copy, a reused one does not. Blocks for which there is no memory
+    /// are counted and skipped.
+    /// # Errors
+    /// [`UnknownParent`] when no holder has reported `parent`.
+    pub fn report(
+        &self,
+        holder: HolderId,
+        tier: Tier,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+        origin: Origin,
+    ) -> Result<StoreEffect, UnknownParent> {
         let mut writer = self.writer.lock();
-        let Some((slot, column)) = Self::place(&writer, holder) else { return Ok(()) };
+        let Some((slot, column)) = Self::place(&writer, holder) else { return Ok(StoreEffect::default()) };
         if tier != Tier::Gpu {
             self.shared.tiers.store(true, Release);
         }
         let claim = HolderPlane { plane: tier as usize, column };
-        let new = writer.store(&self.shared, slot, claim, parent, blocks)?;
-        self.shared.weights.add(slot, new);
+        let effect = writer.store(&self.shared, slot, claim, parent, (blocks, origin))?;
+        self.shared.weights.add(slot, effect.new);
         writer.sweep_some(&self.shared, blocks.len());
-        Ok(())
+        Ok(effect)
     }
 
     /// Stores blocks on another `tier` for which the engine reports only its names. Stops at the first block that the
-    /// holder has on no tier; returns the number of names before it.
-    pub fn copy(&self, holder: HolderId, tier: Tier, names: impl IntoIterator<Item = EngineHash>) -> usize {
+    /// holder has on no tier; returns the number of names before it. Blocks that the holder has on the tier already
+    /// count as in [`Self::report`].
+    pub fn copy(
+        &self,
+        holder: HolderId,
+        tier: Tier,
+        names: impl IntoIterator<Item = EngineHash>,
+        origin: Origin,
+    ) -> usize {
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return 0 };
         if tier != Tier::Gpu {
             self.shared.tiers.store(true, Release);
         }
-        let (known, new) = writer.copy(&self.shared, slot, HolderPlane { plane: tier as usize, column }, names);
+        let claim = HolderPlane { plane: tier as usize, column };
+        let (known, new) = writer.copy(&self.shared, slot, claim, names, origin);
         self.shared.weights.add(slot, new);
         writer.sweep_some(&self.shared, known);
         known
     }
 
-    /// Removes one copy of each block that an engine has dropped. Names that it has not reported, or not
-    /// for this tier, are ignored.
+    /// Removes one copy of each block that an engine has dropped, as [`Self::remove_to`].
     pub fn remove(&self, holder: HolderId, tier: Tier, hashes: &[EngineHash]) {
+        self.remove_to(holder, tier, hashes, None);
+    }
+
+    /// Removes one copy of each block that an engine has dropped. If the engine says how many copies of each remain,
+    /// that number counts instead of the own one. Names that it has not reported, or not for this tier, are ignored.
+    pub fn remove_to(&self, holder: HolderId, tier: Tier, hashes: &[EngineHash], remaining: Option<&[u32]>) {
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return };
         let before = writer.total(slot);
-        let dropped = writer.remove(&self.shared, slot, HolderPlane { plane: tier as usize, column }, hashes);
+        let claim = HolderPlane { plane: tier as usize, column };
+        let dropped = writer.remove(&self.shared, slot, claim, hashes, remaining);
         self.shared.weights.cut(slot, dropped, before);
         writer.sweep_some(&self.shared, hashes.len());
     }

@@ -9,11 +9,22 @@ use super::writer::{HolderPlane, Writer};
 use super::{EngineHash, ReaderView};
 
 impl Writer {
-    /// Removes blocks that an engine has dropped. Returns how many the holder had.
-    pub(super) fn remove(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
+    /// Removes blocks that an engine has dropped, of which it still has `remaining` copies if it says so. Returns how
+    /// many the holder had.
+    pub(super) fn remove(
+        &mut self,
+        sh: &ReaderView,
+        slot: usize,
+        claim: HolderPlane,
+        hashes: &[EngineHash],
+        remaining: Option<&[u32]>,
+    ) -> u32 {
         let mut dropped = 0;
         let mut pending: Option<PendingRemoval> = None;
         let has_aside = self.own(slot).is_some();
+        // Without copies, every block goes, whether the engine says so or not.
+        let remaining = remaining.filter(|counts| has_aside || counts.iter().any(|count| *count > 0));
+        let has_copies = has_aside || remaining.is_some();
         let spots_of = |w: &Self, hashes: &[EngineHash]| w.names.spots(&sh.arena, hashes.iter().map(|h| h.0));
         let mut next = spots_of(self, hashes);
         for (done, part) in hashes.chunks(BATCH).enumerate() {
@@ -21,7 +32,7 @@ impl Writer {
             let spots = if behind.is_empty() { next } else { std::mem::replace(&mut next, spots_of(self, behind)) };
             let mut at = 0;
             loop {
-                if let Some(p) = pending.as_mut().filter(|p| !has_aside && p.from > p.others) {
+                if let Some(p) = pending.as_mut().filter(|p| !has_copies && p.from > p.others) {
                     // Consecutive blocks from the tail on, which no other holder has: their
                     // common names are removed together.
                     let hashes = part.iter().skip(at).take((p.from - p.others) as usize).map(|hash| hash.0);
@@ -36,7 +47,8 @@ impl Writer {
                 let Some((place, is_own)) = self.named_and_held(sh, slot, claim, (*hash, value), &pending) else {
                     continue;
                 };
-                if has_aside && self.drop_copy(sh, slot, claim, place) {
+                let left = remaining.and_then(|counts| counts.get(done * BATCH + at - 1).copied());
+                if has_copies && self.drop_copy(sh, slot, claim, place, left) {
                     continue;
                 }
                 match &mut pending {
@@ -104,15 +116,34 @@ impl Writer {
         (!is_pending && self.holds(sh, place.run, place.offset, claim)).then_some((place, is_own))
     }
 
-    /// Removes one copy of the block; returns true if others remain.
-    fn drop_copy(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, place: RunPosition) -> bool {
-        let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut()) else { return false };
+    /// Removes one copy of the block, or all but `left` if the engine says that these remain. Returns true if others
+    /// remain.
+    fn drop_copy(
+        &mut self,
+        sh: &ReaderView,
+        slot: usize,
+        claim: HolderPlane,
+        place: RunPosition,
+        left: Option<u32>,
+    ) -> bool {
         let key = copy_key(place, claim.plane);
-        match aside.copies.get(&sh.arena, key) {
-            None => false,
-            Some(1) => aside.copies.remove(&sh.arena, key).is_some(),
-            Some(more) => aside.copies.set(&sh.arena, &mut self.space, key, more - 1).is_ok(),
+        let known = self.own(slot).and_then(|aside| aside.copies.get(&sh.arena, key));
+        // The number of copies besides the first one; `None` if no copy remains.
+        let others = match left {
+            Some(left) => u64::from(left).checked_sub(1),
+            None => known.map(|more| more - 1),
+        };
+        if let Some(others @ 1..) = others {
+            if known != Some(others) && self.set_own(sh, slot, |a| &mut a.copies, key, others).is_err() {
+                // Without memory for the count of copies, the next removal drops the block. That does no harm.
+                self.is_aside_short = false;
+            }
+        } else if known.is_some()
+            && let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut())
+        {
+            aside.copies.remove(&sh.arena, key);
         }
+        others.is_some()
     }
 
     /// Removes a holder's own name, unless it has the block on another tier.

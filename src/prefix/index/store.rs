@@ -7,7 +7,7 @@ use super::ranges::Range;
 use super::run::{ALIASED, BEHIND, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{BATCH, NoRoom, Spot, Spots, WordTable};
 use super::writer::{ASIDE_ENTRY, HolderPlane, Writer};
-use super::{EngineHash, ReaderView, StoredBlock, UnknownParent};
+use super::{EngineHash, Origin, ReaderView, StoreEffect, StoredBlock, UnknownParent};
 use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl Writer {
     }
 
     /// Inserts an entry in one of a holder's own tables.
-    fn set_own(
+    pub(super) fn set_own(
         &mut self,
         sh: &ReaderView,
         slot: usize,
@@ -121,15 +121,15 @@ impl Writer {
         self.anyone_holds(sh, place.run, place.offset).then_some(place)
     }
 
-    /// Stores blocks that an engine reported. Returns how many of them are new to the holder.
+    /// Stores blocks that an engine reported.
     pub(super) fn store(
         &mut self,
         sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         parent: Option<EngineHash>,
-        blocks: &[StoredBlock],
-    ) -> Result<u32, UnknownParent> {
+        (blocks, origin): (&[StoredBlock], Origin),
+    ) -> Result<StoreEffect, UnknownParent> {
         let mut spots = self.spots(sh, blocks);
         let mut at = match parent {
             None => RunPosition { run: sh.root, offset: 0 },
@@ -139,23 +139,25 @@ impl Writer {
             }
         };
         let mut rest = blocks;
-        let mut new = 0;
+        let mut effect = StoreEffect::default();
         self.shares.storing = Some(slot);
         while let Some(first) = rest.first() {
             self.guesses.pinned = at.run;
             let shape = Run::at(&sh.arena, at.run).shape();
             let same = if at.run != sh.root && at.offset < shape.len { self.same_blocks(sh, at, rest) } else { 0 };
             let done = if same > 0 {
-                let done = self.take_up(sh, slot, claim, at, (rest.get(..same).unwrap_or_default(), &spots));
-                at.offset += done.0;
-                done
+                let part = rest.get(..same).unwrap_or_default();
+                let (done, new, again) = self.take_up(sh, slot, claim, at, (part, &spots), origin);
+                at.offset += done;
+                effect.again += again;
+                (done, new)
             } else if let Some(child) = sh.children.find_still(&sh.arena, shape, at, first.key) {
                 at = RunPosition { run: child, offset: 0 };
                 continue;
             } else {
                 self.add(sh, slot, claim, &mut at, (rest, &spots))
             };
-            new += done.1;
+            effect.new += done.1;
             rest = rest.get(done.0 as usize..).unwrap_or_default();
             if done.0 == 0 {
                 self.refuse(sh, slot, rest.len() as u64);
@@ -165,7 +167,7 @@ impl Writer {
                 spots = self.spots(sh, rest);
             }
         }
-        Ok(new)
+        Ok(effect)
     }
 
     /// The table positions of the first blocks' names.
@@ -193,8 +195,8 @@ impl Writer {
         same
     }
 
-    /// Adds a holder to blocks that are in the index. Returns how many of them it covers, and how many of
-    /// these were new to it.
+    /// Adds a holder to blocks that are in the index. Returns how many of them it covers, how many of these were new to
+    /// it, and how many count as another copy.
     fn take_up(
         &mut self,
         sh: &ReaderView,
@@ -202,7 +204,8 @@ impl Writer {
         claim: HolderPlane,
         at: RunPosition,
         (blocks, spots): (&[StoredBlock], &Spots<'_>),
-    ) -> (u32, u32) {
+        origin: Origin,
+    ) -> (u32, u32, u32) {
         let header = Run::at(&sh.arena, at.run);
         let generation = header.shape().generation;
         let flags = header.shape().flags;
@@ -233,8 +236,12 @@ impl Writer {
                 Err(NoRoom) => break Err(NoRoom),
             }
         };
-        let Ok(new) = held else { return (0, 0) };
+        let Ok(new) = held else { return (0, 0, 0) };
         self.count(slot, claim.plane, new, 0);
+        if origin == Origin::Reused {
+            again.clear();
+        }
+        let copies_made = again.len() as u32;
         for offset in again {
             let key = copy_key(RunPosition { run: at.run, offset }, claim.plane);
             let copies = self.own(slot).and_then(|a| a.copies.get(&sh.arena, key)).unwrap_or(0);
@@ -249,10 +256,10 @@ impl Writer {
                 let taken = blocks.len() as u32 - unnamed;
                 let lost = self.drop_range(sh, at.run, claim, (at.offset + taken, range.1));
                 self.count(slot, claim.plane, 0, lost);
-                return (taken, new.saturating_sub(lost));
+                return (taken, new.saturating_sub(lost), copies_made);
             }
         }
-        (blocks.len() as u32, new)
+        (blocks.len() as u32, new, copies_made)
     }
 
     /// Names the blocks of a run from `at` on, whose first table positions are known. Blocks before `named` have names
@@ -373,6 +380,7 @@ impl Writer {
         slot: usize,
         claim: HolderPlane,
         names: impl IntoIterator<Item = EngineHash>,
+        origin: Origin,
     ) -> (usize, u32) {
         let (mut known, mut new) = (0, 0);
         self.shares.storing = Some(slot);
@@ -382,7 +390,7 @@ impl Writer {
             // For a block in the index, only the name is used.
             let block = [StoredBlock { hash, key: BlockKey(0) }];
             let spots = self.spots(sh, &block);
-            let (taken, more) = self.take_up(sh, slot, claim, at, (&block, &spots));
+            let (taken, more, _) = self.take_up(sh, slot, claim, at, (&block, &spots), origin);
             if taken == 0 {
                 self.refuse(sh, slot, 1);
             }

@@ -53,6 +53,34 @@ pub struct StoredBlock {
     pub key: BlockKey,
 }
 
+/// Why an engine reports a block as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It has stored the block. If the holder has the block already, this is another copy.
+    #[default]
+    New,
+    /// It has used a block again that it had.
+    Reused,
+}
+
+impl Origin {
+    /// Whether this is [`Origin::New`], which recordings omit.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        *self == Self::New
+    }
+}
+
+/// What a report of stored blocks changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreEffect {
+    /// Number of blocks that the holder did not have.
+    pub new: u32,
+    /// Number of blocks that count as another copy now.
+    pub again: u32,
+}
+
 /// A block was stored behind a parent that the index does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the parent block is not in the index")]

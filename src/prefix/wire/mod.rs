@@ -13,7 +13,7 @@ mod stored;
 
 pub use msgpack::Malformed;
 
-use crate::index::{StoredBlock, Tier};
+use crate::index::{Origin, StoredBlock, Tier};
 use crate::key::{EngineHash, KeySpace};
 use msgpack::{Reader, Value};
 use stored::{Buffers, EventField, StoredEvent};
@@ -33,6 +33,8 @@ pub struct Stored<'a> {
     pub lora: Option<&'a str>,
     /// The cache group, in models with several kinds of attention.
     pub group: Option<u32>,
+    /// Whether the blocks are new; `None` if the engine does not say.
+    pub origin: Option<Origin>,
 }
 
 /// Blocks that are now on another tier as well, identified by their names alone, as vLLM's `OffloadingConnector`
@@ -47,6 +49,8 @@ pub struct Copied<'a> {
     pub block_size: u64,
     /// The cache group of the blocks.
     pub group: Option<u32>,
+    /// Whether the blocks are new on this tier; `None` if the engine does not say.
+    pub origin: Option<Origin>,
 }
 
 /// Blocks that an engine has dropped.
@@ -58,6 +62,8 @@ pub struct Removed<'a> {
     pub tier: Tier,
     /// The cache group of the blocks.
     pub group: Option<u32>,
+    /// The number of copies that the engine still has of each block; `None` if it does not say.
+    pub remaining: Option<&'a [u32]>,
 }
 
 /// Receives the events of a batch in order.
@@ -102,6 +108,14 @@ pub enum Refusal {
     #[error("{entries} entries in `extra_keys` for {blocks} blocks")]
     ExtraKeys {
         /// Number of entries in `extra_keys`.
+        entries: u64,
+        /// Number of blocks in the event.
+        blocks: u64,
+    },
+    /// The length of `remaining_copy_counts` differs from the number of blocks.
+    #[error("{entries} entries in `remaining_copy_counts` for {blocks} blocks")]
+    CopyCounts {
+        /// Number of entries in `remaining_copy_counts`.
         entries: u64,
         /// Number of blocks in the event.
         blocks: u64,
@@ -294,7 +308,7 @@ impl EventFields {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         let Some(at) = &mut self.next else { return named_field(reader).map(Some) };
-        let field = order.get(*at).copied().unwrap_or(EventField::Other);
+        let field = order.get(*at).copied().unwrap_or(EventField::Trailing);
         *at += 1;
         Ok(Some(field))
     }

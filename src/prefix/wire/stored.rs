@@ -3,7 +3,7 @@
 use super::extra::{self, ExtraContext};
 use super::msgpack::{Reader, Value};
 use super::{Copied, EventFields, Fault, Refusal, Removed, Stored};
-use crate::index::{StoredBlock, Tier};
+use crate::index::{Origin, StoredBlock, Tier};
 use crate::key::{BlockKey, EngineHash, KeySpace, Root};
 
 /// A field of the two events.
@@ -19,6 +19,11 @@ pub(super) enum EventField {
     ExtraKeys,
     Group,
     Kind,
+    Origin,
+    CopyCounts,
+    /// A position for which no engine has defined a field yet, or one that Attaché does not use. `Origin` and
+    /// `CopyCounts` are recognised there by their values.
+    Trailing,
     /// A field that Attaché does not use.
     Other,
 }
@@ -35,6 +40,12 @@ const STORED: &[EventField] = &[
     EventField::ExtraKeys,
     EventField::Group,
     EventField::Kind,
+    // The window, the locality and the owner of the blocks.
+    EventField::Trailing,
+    EventField::Trailing,
+    EventField::Trailing,
+    // The session, whose name the client chooses.
+    EventField::Other,
 ];
 /// Positions of `BlockRemoved` as an array.
 const REMOVED: &[EventField] = &[EventField::Hashes, EventField::Medium, EventField::Group];
@@ -53,6 +64,8 @@ impl EventField {
             b"extra_keys" => EventField::ExtraKeys,
             b"group_idx" => EventField::Group,
             b"kv_cache_spec_kind" => EventField::Kind,
+            b"origin" => EventField::Origin,
+            b"remaining_copy_counts" => EventField::CopyCounts,
             _ => EventField::Other,
         }
     }
@@ -78,6 +91,8 @@ const USUAL_BLOCK: usize = 64;
 pub(super) struct Buffers {
     hashes: Vec<EngineHash>,
     blocks: Vec<StoredBlock>,
+    /// Copies that remain of each removed block.
+    remaining: Vec<u32>,
     /// Token ids of the current block.
     tokens: Vec<u32>,
     scratch: Vec<u8>,
@@ -100,13 +115,17 @@ struct Decoding<'a> {
     extra: Option<Reader<'a>>,
     group: Option<u32>,
     kind: Option<&'a [u8]>,
+    origin: Option<Origin>,
 }
 
 impl Buffers {
     /// Memory of the buffers in bytes.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        8 * self.hashes.capacity() + 16 * self.blocks.capacity() + 4 * self.tokens.capacity() + self.scratch.capacity()
+        8 * self.hashes.capacity()
+            + 16 * self.blocks.capacity()
+            + 4 * (self.tokens.capacity() + self.remaining.capacity())
+            + self.scratch.capacity()
     }
 
     /// Decodes a `BlockStored` whose fields come next.
@@ -160,7 +179,13 @@ impl Buffers {
                 }
                 EventField::Group => read.group = group(reader.value()?)?,
                 EventField::Kind => read.kind = string(reader.value()?, "kv_cache_spec_kind")?,
-                EventField::Other => reader.skip()?,
+                EventField::Origin => read.origin = string(reader.value()?, "origin")?.and_then(origin),
+                EventField::Trailing => {
+                    let before = *reader;
+                    reader.skip()?;
+                    read.origin = read.origin.or(origin_at(before));
+                }
+                EventField::CopyCounts | EventField::Other => reader.skip()?,
             }
         }
         if !read.hashes {
@@ -213,7 +238,8 @@ impl Buffers {
         }
         if tokens == 0 {
             let block_size = read.block_size.unwrap_or(0);
-            return Ok(StoredEvent::Names(Copied { hashes: &self.hashes, tier, block_size, group: read.group }));
+            let Decoding { group, origin, .. } = *read;
+            return Ok(StoredEvent::Names(Copied { hashes: &self.hashes, tier, block_size, group, origin }));
         }
         let block_size = read.block_size.ok_or(Refusal::Missing("block_size"))?;
         let shape = Refusal::Shape { blocks, tokens, block_size };
@@ -238,6 +264,7 @@ impl Buffers {
             block_size: u32::try_from(block_size).map_err(|_| shape)?,
             lora,
             group: read.group,
+            origin: read.origin,
         }))
     }
 
@@ -297,6 +324,7 @@ impl Buffers {
         fields: &mut EventFields,
     ) -> Result<Removed<'a>, Fault> {
         let (mut tier_read, mut group_read, mut hashes) = (None, None, false);
+        let mut counts = None;
         while let Some(field) = fields.next(reader, REMOVED)? {
             match field {
                 EventField::Hashes => {
@@ -305,13 +333,31 @@ impl Buffers {
                 }
                 EventField::Medium => tier_read = Some(tier(reader.value()?)?),
                 EventField::Group => group_read = group(reader.value()?)?,
+                EventField::CopyCounts => {
+                    counts = Some(*reader);
+                    reader.skip()?;
+                }
+                EventField::Trailing => {
+                    let before = *reader;
+                    reader.skip()?;
+                    counts = counts.or(is_array(before).then_some(before));
+                }
                 _ => reader.skip()?,
             }
         }
         if !hashes {
             return Err(Refusal::Missing("block_hashes").into());
         }
-        Ok(Removed { hashes: &self.hashes, tier: tier_read.unwrap_or(Tier::Gpu), group: group_read })
+        let remaining = match counts {
+            Some(mut counts) => copy_counts(&mut counts, self.hashes.len(), &mut self.remaining)?,
+            None => false,
+        };
+        Ok(Removed {
+            hashes: &self.hashes,
+            tier: tier_read.unwrap_or(Tier::Gpu),
+            group: group_read,
+            remaining: remaining.then_some(&*self.remaining),
+        })
     }
 }
 
@@ -382,13 +428,65 @@ fn string<'a>(value: Value<'a>, field: &'static str) -> Result<Option<&'a [u8]>,
     }
 }
 
+/// The origin that an engine names; `None` for a name that Attaché does not know.
+fn origin(name: &[u8]) -> Option<Origin> {
+    match name {
+        b"NEW" => Some(Origin::New),
+        b"REUSED" => Some(Origin::Reused),
+        _ => None,
+    }
+}
+
+/// The origin, if the next value names one.
+fn origin_at(mut reader: Reader<'_>) -> Option<Origin> {
+    match reader.value() {
+        Ok(Value::Str(name)) => origin(name),
+        _ => None,
+    }
+}
+
+fn is_array(mut reader: Reader<'_>) -> bool {
+    matches!(reader.value(), Ok(Value::Array(_)))
+}
+
+/// Decodes `remaining_copy_counts` of `blocks` blocks; returns false for nil.
+fn copy_counts(reader: &mut Reader<'_>, blocks: usize, out: &mut Vec<u32>) -> Result<bool, Fault> {
+    out.clear();
+    let n = match reader.value()? {
+        Value::Nil => return Ok(false),
+        Value::Array(n) => n,
+        _ => return Err(Refusal::Type("remaining_copy_counts").into()),
+    };
+    if n as usize != blocks {
+        return Err(Refusal::CopyCounts { entries: n.into(), blocks: blocks as u64 }.into());
+    }
+    for _ in 0..n {
+        let count = unsigned(reader.value()?, "remaining_copy_counts")?;
+        let count = count.ok_or(Refusal::Type("remaining_copy_counts"))?;
+        out.push(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+    Ok(true)
+}
+
+/// The names of tiers in vLLM, SGLang (`StorageMedium`, before it `CPU_TIER1` and `CPU_TIER2`), and Dynamo's KV block
+/// manager.
+const TIERS: &[(&[u8], Tier)] = &[
+    (b"GPU", Tier::Gpu),
+    (b"DEVICE", Tier::Gpu),
+    (b"HBM", Tier::Gpu),
+    (b"CPU", Tier::Cpu),
+    (b"CPU_PINNED", Tier::Cpu),
+    (b"CPU_TIER1", Tier::Cpu),
+    (b"HOST", Tier::Cpu),
+    (b"HOST_PINNED", Tier::Cpu),
+    (b"DRAM", Tier::Cpu),
+];
+
+/// The tier that `medium` names; other media (`STORAGE`, `DISK`, `EXTERNAL`, `CPU_TIER2`) are slower than host memory.
 fn tier(value: Value<'_>) -> Result<Tier, Refusal> {
-    Ok(match string(value, "medium")? {
-        None => Tier::Gpu,
-        Some(name) if name.eq_ignore_ascii_case(b"GPU") => Tier::Gpu,
-        Some(name) if name.eq_ignore_ascii_case(b"CPU") => Tier::Cpu,
-        Some(_) => Tier::Disk,
-    })
+    let Some(name) = string(value, "medium")? else { return Ok(Tier::Gpu) };
+    let known = TIERS.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+    Ok(known.map_or(Tier::Disk, |(_, tier)| *tier))
 }
 
 /// Whether a block of this cache group can be reused behind all blocks before it: full attention of any

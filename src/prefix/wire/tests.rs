@@ -18,10 +18,13 @@ enum Said {
         block_size: u32,
         lora: Option<String>,
         group: Option<u32>,
+        origin: Option<Origin>,
     },
     Copied(Vec<u64>, Tier, u64, Option<u32>),
     Apart(Option<u32>),
     Removed(Vec<u64>, Tier, Option<u32>),
+    /// A removal that says how many copies remain.
+    RemovedTo(Vec<u64>, Vec<u32>),
     Cleared,
     Refused(Refusal),
 }
@@ -38,6 +41,7 @@ impl Sink for Heard {
             block_size: event.block_size,
             lora: event.lora.map(str::to_owned),
             group: event.group,
+            origin: event.origin,
         });
     }
 
@@ -51,7 +55,11 @@ impl Sink for Heard {
     }
 
     fn removed(&mut self, event: Removed<'_>) {
-        self.0.push(Said::Removed(event.hashes.iter().map(|h| h.0).collect(), event.tier, event.group));
+        let hashes = event.hashes.iter().map(|h| h.0).collect();
+        self.0.push(match event.remaining {
+            Some(remaining) => Said::RemovedTo(hashes, remaining.to_vec()),
+            None => Said::Removed(hashes, event.tier, event.group),
+        });
     }
 
     fn cleared(&mut self) {
@@ -217,6 +225,15 @@ fn media_map_to_tiers() {
         (Any::Nil, Tier::Gpu),
         (Any::from("GPU"), Tier::Gpu),
         (Any::from("cpu"), Tier::Cpu),
+        // SGLang now and before, Dynamo's block manager, vLLM.
+        (Any::from("CPU_PINNED"), Tier::Cpu),
+        (Any::from("CPU_TIER1"), Tier::Cpu),
+        (Any::from("cpu_tier1"), Tier::Cpu),
+        (Any::from("host_pinned"), Tier::Cpu),
+        (Any::from("device"), Tier::Gpu),
+        (Any::from("CPU_TIER2"), Tier::Disk),
+        (Any::from("EXTERNAL"), Tier::Disk),
+        (Any::from("STORAGE"), Tier::Disk),
         (Any::from("DISK"), Tier::Disk),
         (Any::from("shared storage"), Tier::Disk),
     ] {
@@ -259,6 +276,58 @@ fn groups_without_prefix_caching_are_reported_apart() {
     let more = [Any::Nil, Any::Nil, Any::Nil, Any::Nil, Any::from(1), Any::from("mamba")];
     let said = decode(&batch(vec![Any::Array([array.as_slice(), &more].concat())])).1;
     assert_eq!(said, [Said::Apart(Some(1))]);
+}
+
+#[test]
+fn origins_are_read_from_maps_and_arrays() {
+    let origin_of = |event: Any| match decode(&batch(vec![event, stored_with(&[])])).1.as_slice() {
+        [Said::Stored { origin, .. }, Said::Stored { .. }] => *origin,
+        other => panic!("{other:?}"),
+    };
+    for (said, expected) in [
+        (Any::from("REUSED"), Some(Origin::Reused)),
+        (Any::from("NEW"), Some(Origin::New)),
+        (Any::from("MOVED"), None),
+        (Any::Nil, None),
+    ] {
+        assert_eq!(origin_of(stored_with(&[("origin", said.clone())])), expected, "{said}");
+        let array = [Any::from("BlockStored"), ints(&[11, 12]), Any::Nil, ints(&[1, 2, 3, 4]), Any::from(2)];
+        // No version has a fixed position for it: behind the kind, behind the owner, or at the end.
+        for before in [6, 8, 10, 12] {
+            let fields = [array.as_slice(), &vec![Any::Nil; before], &[said.clone(), ints(&[7])]].concat();
+            assert_eq!(origin_of(Any::Array(fields)), expected, "{before} {said}");
+        }
+        // The client chooses the name of its session, in vLLM's 14th field.
+        let session = [array.as_slice(), &vec![Any::Nil; 9], std::slice::from_ref(&said), &[Any::Nil]].concat();
+        assert_eq!(origin_of(Any::Array(session)), None);
+        assert_eq!(origin_of(stored_with(&[("session_id", said)])), None);
+    }
+    assert_eq!(refusal(stored_with(&[("origin", Any::from(1))])), Refusal::Type("origin"));
+}
+
+#[test]
+fn remaining_copies_are_read_from_maps_and_arrays() {
+    let removed = |counts: Any| {
+        let fields = [("type", Any::from("BlockRemoved")), ("block_hashes", ints(&[1, 2]))];
+        map(&[fields.as_slice(), &[("medium", Any::from("GPU")), ("remaining_copy_counts", counts)]].concat())
+    };
+    let counted = [Said::RemovedTo(vec![1, 2], vec![0, 3])];
+    let plain = [Said::Removed(vec![1, 2], Tier::Gpu, None)];
+    assert_eq!(decode(&batch(vec![removed(ints(&[0, 3]))])).1, counted);
+    assert_eq!(decode(&batch(vec![removed(Any::Nil)])).1, plain);
+    assert_eq!(decode(&batch(vec![removed(ints(&[0, 1 << 40]))])).1, [Said::RemovedTo(vec![1, 2], vec![0, u32::MAX])]);
+    let array = [Any::from("BlockRemoved"), ints(&[1, 2]), Any::from("GPU"), Any::Nil];
+    for before in 0..3 {
+        let fields =
+            |counts: Any| Any::Array([array.as_slice(), &vec![Any::Nil; before], &[counts, Any::Nil]].concat());
+        assert_eq!(decode(&batch(vec![fields(ints(&[0, 3]))])).1, counted, "{before}");
+        assert_eq!(decode(&batch(vec![fields(Any::from("LOCAL"))])).1, plain, "{before}");
+    }
+    assert_eq!(refusal(removed(ints(&[1]))), Refusal::CopyCounts { entries: 1, blocks: 2 });
+    let one_is_nil = Any::Array(vec![Any::from(1), Any::Nil]);
+    for wrong in [Any::from(1), Any::from("1"), one_is_nil] {
+        assert_eq!(refusal(removed(wrong)), Refusal::Type("remaining_copy_counts"));
+    }
 }
 
 #[test]

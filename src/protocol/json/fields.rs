@@ -4,7 +4,7 @@ use super::embeddings::{EmbeddedTokens, MediaList, PromptEmbeddings};
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
-use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
+use super::walk::{Elements, Skim, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind};
 use crate::text::Text;
 use crate::{Api, Model, Request};
@@ -26,6 +26,7 @@ const COMPLETIONS: &[&str] = &[
     "prompt_logprobs",
     "echo",
     "logprobs",
+    "vllm_xargs",
 ];
 const CHAT: &[&str] = &[
     "model",
@@ -45,6 +46,7 @@ const CHAT: &[&str] = &[
     "add_generation_prompt",
     "continue_final_message",
     "return_assistant_tokens_mask",
+    "vllm_xargs",
 ];
 const RESPONSES: &[&str] = &[
     "model",
@@ -57,12 +59,13 @@ const RESPONSES: &[&str] = &[
     "previous_response_id",
     "conversation",
     "prompt_cache_key",
+    "vllm_xargs",
 ];
 const CONVERSATIONS: &[&str] = &["model", "items"];
-const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "system", "messages", "tools"];
-const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params"];
-/// Members of `sampling_params` that affect the amount of work.
-const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs"];
+const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "system", "messages", "tools", "vllm_xargs"];
+const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params", "vllm_xargs"];
+/// Members of `sampling_params` that affect the amount of work, or have the engine's own arguments.
+const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs", "extra_args", "vllm_xargs"];
 const SGLANG: &[&str] = &[
     "model",
     "stream",
@@ -84,7 +87,7 @@ const SCORE: &[&str] =
     &["model", "cache_salt", "text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"];
 const TOKENIZE: &[&str] = &["model", "prompt", "messages", "tools"];
 const DETOKENIZE: &[&str] = &["model", "tokens"];
-const OTHER: &[&str] = &["model", "stream"];
+const OTHER: &[&str] = &["model", "stream", "vllm_xargs"];
 
 fn table(api: Api) -> &'static [&'static str] {
     match api {
@@ -172,6 +175,7 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             "echo" => self.echo = walk.value(Set)?,
             "logprobs" => self.logprobs = walk.value(Given)?,
             "sampling_params" => walk.value(Sampling { body: self, members: SAMPLING })?,
+            "vllm_xargs" | "extra_args" => self.request.sets_report_mode |= walk.value(EngineArguments)?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
             "chat_template" => walk.value(Typed { field: name, expected: ValueType::String, allowed: "a string" })?,
             "chat_template_kwargs" => {
@@ -416,6 +420,27 @@ impl<'de> ValueShape<'de> for ConversationId {
             Ok(())
         })?;
         Ok(id)
+    }
+}
+
+/// Arguments that vLLM passes to its engine. Returns whether one of them is `kv_cache_report_mode`.
+#[derive(Clone, Copy, Debug)]
+struct EngineArguments;
+
+impl<'de> ValueShape<'de> for EngineArguments {
+    type Out = bool;
+
+    fn other(self, _: ValueType) -> Result<bool, RequestError> {
+        Ok(false)
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<bool> {
+        let mut is_set = false;
+        walk.fields(&["kv_cache_report_mode"], |walk, _| {
+            is_set = true;
+            walk.value(Skim)
+        })?;
+        Ok(is_set)
     }
 }
 

@@ -448,3 +448,27 @@ fn body_may_omit_its_model_but_not_set_it_to_null() {
         Err(Reason::InvalidModel)
     );
 }
+
+#[test]
+fn report_mode_is_found_wherever_vllm_reads_it() {
+    let sets = |api, body: &str| ok(api, body).sets_report_mode;
+    let all = [
+        (Api::Completions, r#"{"model":"m","prompt":"p",ARGS}"#),
+        (Api::ChatCompletions, r#"{"model":"m","messages":[{"role":"user","content":"c"}],ARGS}"#),
+        (Api::Responses, r#"{"model":"m","input":"i",ARGS}"#),
+        (Api::Messages, r#"{"model":"m","messages":[{"role":"user","content":"c"}],ARGS}"#),
+        (Api::Generate, r#"{"model":"m","token_ids":[1],"sampling_params":{ARGS}}"#),
+        (Api::Other, r#"{"anything":1,ARGS}"#),
+    ];
+    for (api, body) in all {
+        let with = |args: &str| sets(api, &body.replace("ARGS", args));
+        assert!(with(r#""vllm_xargs":{"a":[1],"kv_cache_report_mode":"full"}"#), "{api:?}");
+        assert!(with(r#""vllm_xargs":{"kv_cache_report\u005fmode":null}"#), "{api:?}");
+        for other in [r#""vllm_xargs":{"a":{"kv_cache_report_mode":1}}"#, r#""vllm_xargs":null"#, r#""vllm_xargs":"x""#]
+        {
+            assert!(!with(other), "{api:?} {other}");
+        }
+    }
+    let sampling = r#"{"model":"m","token_ids":[1],"sampling_params":{"extra_args":{"kv_cache_report_mode":"full"}}}"#;
+    assert!(sets(Api::Generate, sampling));
+}

@@ -31,22 +31,26 @@ impl EngineCaches {
         let index = to.index();
         match change {
             KvChange::Caches(endpoints) => {
-                let mut resident =
-                    |caches: Vec<u32>| Resident { caches: caches.into_iter().map(|cache| self.get(cache)).collect() };
+                let mut resident = |caches: Vec<u32>| Resident {
+                    caches: caches.into_iter().map(|cache| self.get(cache)).collect(),
+                    ..Resident::default()
+                };
                 let table = endpoints.into_iter().map(|(endpoint, caches)| (endpoint, resident(caches))).collect();
                 to.residents().publish(table);
             }
             KvChange::Trust { cache, trust } => {
                 self.get(cache).trust.set(trust);
             }
-            KvChange::Stored { cache, tier, parent, blocks } => {
+            KvChange::Stored { cache, tier, parent, blocks, origin } => {
                 // The live index had the parent; with another size limit, the replay may have evicted it.
-                let _ = index.store(self.get(cache).holder, tier, parent, &blocks);
+                let _ = index.report(self.get(cache).holder, tier, parent, &blocks, origin);
             }
-            KvChange::Copied { cache, tier, hashes } => {
-                index.copy(self.get(cache).holder, tier, hashes);
+            KvChange::Copied { cache, tier, hashes, origin } => {
+                index.copy(self.get(cache).holder, tier, hashes, origin);
             }
-            KvChange::Removed { cache, tier, hashes } => index.remove(self.get(cache).holder, tier, &hashes),
+            KvChange::Removed { cache, tier, hashes, remaining } => {
+                index.remove_to(self.get(cache).holder, tier, &hashes, remaining.as_deref());
+            }
             KvChange::Cleared { cache } => index.clear(self.get(cache).holder),
             KvChange::Gone { cache } => {
                 if let Some(Cache { holder, .. }) = self.caches.remove(&cache) {

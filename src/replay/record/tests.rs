@@ -6,7 +6,7 @@ use attache_pool::EndpointSpec;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
 use attache_prefix::cache::{BlockUnit, CacheConfig};
-use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::index::{Origin, StoredBlock, Tier};
 use attache_prefix::key::{BlockKey, EngineHash};
 use attache_prefix::trust::Trust;
 use attache_record::{Decided, Ended, KvChange, Looked, RequestLeg};
@@ -347,7 +347,7 @@ fn kv_events_change_the_cache_that_they_belong_to() {
     let kv = |number, change| Line::Kv { pool: 0, number, change };
     let stored = |number, cache| {
         let blocks = keys.iter().map(|key| StoredBlock { hash: EngineHash(key.0), key: *key }).collect();
-        kv(number, KvChange::Stored { cache, tier: Tier::Gpu, parent: None, blocks })
+        kv(number, KvChange::Stored { cache, tier: Tier::Gpu, parent: None, blocks, origin: Origin::New })
     };
     let exact = |number, cache| kv(number, KvChange::Trust { cache, trust: Trust::Exact });
     let caches = |number| kv(number, KvChange::Caches(vec![(EndpointId(0), vec![5]), (EndpointId(1), vec![6])]));

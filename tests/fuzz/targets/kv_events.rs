@@ -16,7 +16,8 @@ struct Apply {
 impl Sink for Apply {
     fn stored(&mut self, event: Stored<'_>) {
         assert!(!event.blocks.is_empty());
-        let known = self.index.store(self.holder, event.tier, event.parent, event.blocks).is_ok();
+        let origin = event.origin.unwrap_or_default();
+        let known = self.index.report(self.holder, event.tier, event.parent, event.blocks, origin).is_ok();
         assert!(known || event.parent.is_some(), "a block without a parent is never an orphan");
         if event.parent.is_none() {
             let keys: Vec<_> = event.blocks.iter().map(|b: &StoredBlock| b.key).collect();
@@ -27,14 +28,14 @@ impl Sink for Apply {
 
     fn copied(&mut self, event: Copied<'_>) {
         assert!(!event.hashes.is_empty());
-        let known = self.index.copy(self.holder, event.tier, event.hashes.iter().copied());
+        let known = self.index.copy(self.holder, event.tier, event.hashes.iter().copied(), event.origin.unwrap_or_default());
         assert!(known <= event.hashes.len());
     }
 
     fn stored_apart(&mut self, _: Option<u32>) {}
 
     fn removed(&mut self, event: Removed<'_>) {
-        self.index.remove(self.holder, event.tier, event.hashes);
+        self.index.remove_to(self.holder, event.tier, event.hashes, event.remaining);
     }
 
     fn cleared(&mut self) {

@@ -265,6 +265,35 @@ fn client_error_is_no_prefill_failure_with_any_fallback() {
 }
 
 #[test]
+fn clients_cannot_choose_which_kv_events_vllm_publishes() {
+    const BODY: &str = r#"{"model":"m", "prompt":"p","vllm_xargs":{"a":1,"kv_cache_report_mode":"full"}}"#;
+    const CLEAN: &str = r#"{"model":"m", "prompt":"p","vllm_xargs":{"a":1}}"#;
+    let split = Setup { engines_tell: true, ..setup(ROLES, Mode::Direct(direct("nixl")), Decider::Always) };
+    let (mut exchange, _, asks) = asked_for(&split.build(), BODY, &[]);
+    let prefill = String::from_utf8(asks[0].body.to_vec()).unwrap();
+    assert!(prefill.contains(r#""vllm_xargs":{"a":1}"#), "{prefill}");
+    let answered = give_leg_result(&mut exchange, 0, good(), 40);
+    let decode = answered.text();
+    assert!(decode.contains(r#""vllm_xargs":{"a":1}"#), "{decode}");
+
+    let generate = r#"{"model":"m","token_ids":[1],"sampling_params":{"extra_args":{"kv_cache_report_mode":"full"}}}"#;
+    let clean = r#"{"model":"m","token_ids":[1],"sampling_params":{"extra_args":{}}}"#;
+    for (path, sent, expected, engines_tell) in [
+        ("/v1/completions", BODY, Some(CLEAN), true),
+        ("/inference/v1/generate", generate, Some(clean), true),
+        // Without the field, and in pools without KV events, the body passes.
+        ("/v1/completions", CLEAN, None, true),
+        ("/v1/completions", BODY, None, false),
+    ] {
+        let mut exchange = Setup { engines_tell, ..Setup::default() }.build().exchange();
+        let pairs = [(":path", path), (":method", "POST"), ("content-type", "application/json")];
+        send(&mut exchange, request(Message::RequestHeaders(headers(&pairs, false))));
+        let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
+        assert_eq!(out.text(), expected.unwrap_or(sent), "{path} {engines_tell}");
+    }
+}
+
+#[test]
 fn body_of_splitting_pool_must_be_valid() {
     let sent = |path: &str, body_of: &str| {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);

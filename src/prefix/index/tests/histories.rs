@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use super::{index, index_with_share, key, named};
-use crate::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::index::{EngineHash, HolderId, Matches, Origin, PrefixIndex, StoredBlock, TenantId, Tier};
 use crate::key::BlockKey;
 use attache_types::clock::Timestamp;
 use proptest::prelude::*;
@@ -147,7 +147,7 @@ impl World {
             }
             Op::Copy { holder, tier, prompt, from } => {
                 let names = self.names(*holder, prompt, *from);
-                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied());
+                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied(), Origin::New);
                 assert_eq!(known, self.model.copy(*holder, *tier, &names), "{op:?}");
             }
             Op::Remove { holder, tier, prompt, from, order } => {
@@ -196,7 +196,7 @@ impl World {
             }
             Op::Copy { holder, tier, prompt, from } => {
                 let names = self.names(*holder, prompt, *from);
-                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied());
+                let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied(), Origin::New);
                 assert!(known <= self.model.copy(*holder, *tier, &names), "{op:?}");
             }
             // The index has evicted other blocks before and need not evict the same ones now.

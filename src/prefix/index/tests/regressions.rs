@@ -1,7 +1,7 @@
 //! Cases that other prefix indexes get wrong.
 
 use super::{depth, index, key, named};
-use crate::index::{EngineHash, Matches, StoredBlock, TenantId, Tier, UnknownParent};
+use crate::index::{EngineHash, Matches, Origin, StoreEffect, StoredBlock, TenantId, Tier, UnknownParent};
 use crate::key::{BlockKey, KeySpace, Root};
 use attache_types::clock::Timestamp;
 
@@ -137,4 +137,43 @@ fn branch_in_a_long_run_splits_nothing() {
         index.lookup(&mut prompt.as_slice(), &mut matches);
         assert_eq!(matches.depth(holder).gpu as usize, at + 1);
     }
+}
+
+#[test]
+fn reused_blocks_add_no_copy_and_stated_counts_win() {
+    let index = index(4 << 20);
+    let holder = index.add_holder();
+    let prompt = keys(0..40);
+    let blocks = named(&prompt, 0);
+    let names = names(&blocks);
+    let held = || index.held(holder, Tier::Gpu).len();
+    let report = |origin| index.report(holder, Tier::Gpu, None, &blocks, origin).unwrap();
+    assert_eq!(report(Origin::New), StoreEffect { new: 40, again: 0 });
+    assert_eq!(report(Origin::Reused), StoreEffect { new: 0, again: 0 });
+    index.remove(holder, Tier::Gpu, &names);
+    assert_eq!(held(), 0, "stored once, reported again, removed once");
+    assert_eq!(report(Origin::Reused).new, 40, "what is reused is there");
+    assert_eq!(report(Origin::New).again, 40);
+    index.remove(holder, Tier::Gpu, &names);
+    assert_eq!(held(), 40, "two copies, one removal");
+    index.remove(holder, Tier::Gpu, &names);
+    assert_eq!(held(), 0);
+
+    // The engine counts: more copies than reported, fewer, and each block's own number.
+    report(Origin::New);
+    index.remove_to(holder, Tier::Gpu, &names, Some(&[2; 40]));
+    index.remove(holder, Tier::Gpu, &names);
+    assert_eq!(held(), 40, "one copy of the two is left");
+    report(Origin::New);
+    report(Origin::New);
+    let counts: Vec<u32> = (0..40).map(|at| at % 3).collect();
+    index.remove_to(holder, Tier::Gpu, &names, Some(&counts));
+    assert_eq!(held(), 40 - counts.iter().filter(|count| **count == 0).count());
+    index.remove(holder, Tier::Gpu, &names);
+    assert_eq!(held(), counts.iter().filter(|count| **count == 2).count());
+    index.remove_to(holder, Tier::Gpu, &names, Some(&[0; 40]));
+    assert_eq!(held(), 0);
+    // A count of a block that the holder does not have adds nothing.
+    index.remove_to(holder, Tier::Gpu, &names, Some(&[5; 40]));
+    assert_eq!(held(), 0);
 }

@@ -22,6 +22,7 @@ fn any_event() -> impl Strategy<Value = (Any, Said)> {
                     block_size: u32::try_from(size).unwrap(),
                     lora,
                     group,
+                    origin: None,
                 };
                 let fields = [
                     ("block_hashes", Any::Array(hashes.iter().map(|h| Any::from(*h)).collect())),

@@ -81,6 +81,7 @@ fn expected(event: &Json) -> Said {
                 block_size: u32::try_from(block_size).unwrap(),
                 lora,
                 group: group(field("group_idx")),
+                origin: None,
             }
         }
     }
