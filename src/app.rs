@@ -333,6 +333,7 @@ fn pages(
     let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
     let (kept, to_keep) = (decisions.clone(), app.processor.clone());
     let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
+    let metrics = app.processor.metrics.clone();
     let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
     AdminState {
         pages: rendering,
@@ -359,6 +360,7 @@ fn pages(
             Arc::new(move || metrics.rejection_counts())
         },
         pressure: app.processor.metrics.pressure.clone(),
+        degraded: Arc::new(move || metrics.degraded_modes()),
         replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
         guard,
         hosts: app.settings.server.admin_hosts.clone(),

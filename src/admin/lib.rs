@@ -126,6 +126,8 @@ pub struct AdminState {
     pub pressure: Arc<Pressure>,
     /// The reasons of rejections since the start, and how often each occurred.
     pub rejections: Source<Vec<(&'static str, u64)>>,
+    /// The degraded modes that have occurred since the start, and how often.
+    pub degraded: Source<Vec<(&'static str, u64)>>,
     /// This picker in its cluster, if `sync` is configured.
     pub replica: Option<Arc<Replica>>,
     /// Controls access to the pages; [`guard`] describes the rules without it.
@@ -288,6 +290,7 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
         "ready": state.readiness.is_ready(),
         "missing": state.readiness.missing(),
         "rejections": (state.rejections)().into_iter().collect::<BTreeMap<_, _>>(),
+        "degraded": (state.degraded)().into_iter().collect::<BTreeMap<_, _>>(),
         "pools": pools,
     }))
 }

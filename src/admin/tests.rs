@@ -91,6 +91,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
         policies: Arc::default(),
         pressure: Arc::default(),
+        degraded: Arc::new(|| vec![("encoded_response", 3)]),
         replica: None,
         guard: None,
         hosts: Arc::new([]),
@@ -434,6 +435,7 @@ async fn every_page_answers() {
 
     let page = get_json(address, "/endpoints").await;
     assert_eq!((&page["rejections"]["shed"], &page["pools"][0]["queued_requests"]), (&3.into(), &4.into()));
+    assert_eq!(page["degraded"], serde_json::json!({"encoded_response": 3}));
     let pool = page["pools"][0].clone();
     assert_eq!((pool["name"].as_str(), pool["generation"].as_u64()), (Some("default"), Some(4)));
     let (first, second) = (&pool["endpoints"][0], &pool["endpoints"][1]);

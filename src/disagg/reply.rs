@@ -4,7 +4,7 @@
 use super::api::LegApi;
 use super::leg::LegError;
 use attache_protocol::edit::{EditError, Members, elements};
-use attache_protocol::usage::Usage;
+use attache_protocol::usage::{Usage, count};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use std::borrow::Cow;
@@ -121,7 +121,7 @@ fn reason(details: &[u8]) -> Option<Cow<'_, str>> {
 fn cached_in(params: &[u8]) -> Option<u64> {
     let mut members = Members::new(params).ok()?;
     let member = members.find_map(|member| member.ok().filter(|m| m.is("remote_prefill_cached_tokens")))?;
-    std::str::from_utf8(member.value).ok()?.parse().ok()
+    count(member.value)
 }
 
 /// Token counts of a prefill.

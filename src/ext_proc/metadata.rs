@@ -1,7 +1,7 @@
 //! Reads headers, dynamic metadata and attributes that gateways send: the subset hint, the served endpoint, the origin
 //! of a response, tenants.
 
-use attache_picker::head::Header;
+use attache_picker::head::{Header, is_identity};
 use attache_picker::in_flight::{Origin, ResponseHead};
 use attache_pool::Endpoint;
 use attache_scheduling::router::DESTINATION_NAMESPACE;
@@ -94,12 +94,18 @@ pub fn response_head<'a>(
         let value = value(header);
         match header.key.as_str() {
             ":status" => head.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
-            "content-encoding" => head.encoded = !value.is_empty() && value != b"identity",
-            "content-type" => head.sse = value.starts_with(b"text/event-stream"),
+            "content-encoding" | "grpc-encoding" => head.encoded |= !is_identity(value),
+            "content-type" => head.sse = is_event_stream(value),
             _ => {}
         }
     }
     head
+}
+
+/// Whether a `content-type` is that of an event stream, in any case and with any parameters.
+fn is_event_stream(content_type: &[u8]) -> bool {
+    const EVENT_STREAM: &[u8] = b"text/event-stream";
+    content_type.trim_ascii_start().get(..EVENT_STREAM.len()).is_some_and(|t| t.eq_ignore_ascii_case(EVENT_STREAM))
 }
 
 /// The headers of a request.

@@ -6,7 +6,7 @@
 //!
 //! This file is the whole crate.
 
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url, redirect};
 use std::time::Duration;
 
@@ -108,7 +108,10 @@ pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
         // If another thread has installed a provider meanwhile, that one is used.
         drop(rustls::crypto::ring::default_provider().install_default());
     }
+    // Without the header, a server may choose any encoding.
+    let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("identity"))]);
     Client::builder()
+        .default_headers(headers)
         .user_agent(concat!("attache/", env!("CARGO_PKG_VERSION")))
         .redirect(redirect::Policy::none())
         .no_proxy()
@@ -145,8 +148,7 @@ async fn fetch_untimed(
     max_bytes: u64,
     page: &mut Vec<u8>,
 ) -> Result<(), FetchError> {
-    let mut request =
-        client.get(url).header(ACCEPT, "text/plain, application/json").header(ACCEPT_ENCODING, "identity");
+    let mut request = client.get(url).header(ACCEPT, "text/plain, application/json");
     if let Some(authorization) = authorization {
         request = request.header(AUTHORIZATION, authorization);
     }
@@ -162,7 +164,7 @@ async fn fetch_untimed(
     if status != reqwest::StatusCode::OK {
         return Err(FetchError::Status(status.as_u16()));
     }
-    if response.headers().get(CONTENT_ENCODING).is_some_and(|e| !e.as_bytes().eq_ignore_ascii_case(b"identity")) {
+    if is_encoded(&response) {
         return Err(FetchError::Encoded);
     }
     if response.content_length().is_some_and(|length| length > max_bytes) {
@@ -190,6 +192,13 @@ pub async fn send_pure(request: RequestBuilder) -> reqwest::Result<Response> {
         }
         (outcome, _) => outcome,
     }
+}
+
+/// Whether the body of `response` is compressed, although no client of this program allows it.
+#[must_use]
+pub fn is_encoded(response: &Response) -> bool {
+    let encoding = response.headers().get(CONTENT_ENCODING);
+    encoding.is_some_and(|coding| !coding.is_empty() && !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// Returns the innermost cause of a reqwest error, such as "connection refused", without the URL.

@@ -4,7 +4,7 @@
 //! Counts and texts are read elsewhere (`protocol::usage`, `protocol::answer`); here it matters when anything was said
 //! at all, reasoning and tool calls included, since a client sees those come too. Called by [`super::exchange`]. Pure.
 
-use memchr::memchr;
+use memchr::memchr2;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -63,7 +63,8 @@ impl EventWatch {
     /// Takes the next bytes of the stream, cut anywhere.
     pub(super) fn push(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
-        while let Some(end) = memchr(b'\n', rest) {
+        // A CRLF ends a line and an empty one.
+        while let Some(end) = memchr2(b'\n', b'\r', rest) {
             let (head, tail) = rest.split_at(end);
             rest = tail.get(1..).unwrap_or_default();
             if self.line.is_empty() && !self.skip {
@@ -131,6 +132,7 @@ mod tests {
         assert_eq!(watched(&[CHAT]), (3, true));
         assert_eq!(watched(&[b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n"]), (1, false));
         assert_eq!(watched(&[b"data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"length\"}]}\n\n"]), (0, true));
+        assert_eq!(watched(&[b"data: {\"choices\":[{\"text\":\"a\"}]}\r\rdata: [DONE]\r\r"]), (1, true));
         assert_eq!(watched(&[b"data: {\"error\":{\"code\":500}}\n\ndata: nonsense\n\nevent: x\n"]), (0, false));
     }
 

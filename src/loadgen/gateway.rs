@@ -6,7 +6,7 @@ use crate::text::BodyWriter;
 use attache_http_client::{self as fetch, cause};
 use attache_types::clock::{Clock, Timestamp};
 use attache_workload::{Request, client_headers};
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, Url};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -126,7 +126,6 @@ impl Gateway {
     pub(super) async fn post(&self, body: Vec<u8>, headers: HeaderMap) -> reqwest::Result<Response> {
         (self.client.post(self.url.clone()))
             .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT_ENCODING, "identity")
             .headers(headers)
             .body(body)
             .send()
@@ -207,7 +206,7 @@ struct ListedModel {
 async fn first_model(client: &Client, url: &Url, headers: &HeaderMap) -> Result<String, LiveError> {
     let failed = |why: String| LiveError::Model { url: url.to_string(), why };
     let ask = async {
-        let request = client.get(url.clone()).header(ACCEPT_ENCODING, "identity").headers(headers.clone());
+        let request = client.get(url.clone()).headers(headers.clone());
         let mut answer = fetch::send_pure(request).await.map_err(|e| failed(cause(&e)))?;
         if answer.status() != reqwest::StatusCode::OK {
             return Err(failed(format!("got status {}, want 200", answer.status().as_u16())));

@@ -215,6 +215,12 @@ impl Plan {
         }
     }
 
+    /// Whether anything depends on the body of the response to this request of `api`: token counts, the model name.
+    #[must_use]
+    pub fn reads_response(&self, api: Api) -> bool {
+        api.reports_usage() || self.renamed_from.is_some() || !self.permits.is_empty()
+    }
+
     /// A prefill worker prefills the prompt.
     #[must_use]
     pub fn is_split(&self) -> bool {

@@ -112,6 +112,8 @@ pub struct Head {
     model_rewrite: Option<u16>,
     credential: Option<u16>,
     upgrade: bool,
+    accepts_encoding: bool,
+    accepts_grpc_encoding: bool,
     content_length: Option<u64>,
     bytes: usize,
     reserved: SmallVec<[(&'static str, Reserved); 4]>,
@@ -146,6 +148,14 @@ impl Head {
             "authorization" | "x-api-key" | "api-key" => &mut self.credential,
             "content-length" => {
                 self.content_length = std::str::from_utf8(&header.value).ok().and_then(|v| v.parse().ok());
+                return;
+            }
+            "accept-encoding" => {
+                self.accepts_encoding |= !is_identity(&header.value);
+                return;
+            }
+            "grpc-accept-encoding" => {
+                self.accepts_grpc_encoding |= !is_identity(&header.value);
                 return;
             }
             "upgrade" | ":protocol" => {
@@ -229,7 +239,7 @@ impl Head {
     /// Whether `content-encoding` says that the body is compressed.
     #[must_use]
     pub fn encoded(&self) -> bool {
-        self.at(self.content_encoding).is_some_and(|e| !e.is_empty() && !e.eq_ignore_ascii_case("identity"))
+        self.at(self.content_encoding).is_some_and(|codings| !is_identity(codings.as_bytes()))
     }
 
     /// `content-length`; `None` if it is missing or not a number.
@@ -327,6 +337,13 @@ impl Head {
         self.reserved.iter().any(|(name, _)| *name == DEFAULT_STRATEGY_HEADER)
     }
 
+    /// The headers by which the client lets the server compress the response.
+    pub fn accepted_encodings(&self) -> impl Iterator<Item = &'static str> {
+        let accepted =
+            [("accept-encoding", self.accepts_encoding), ("grpc-accept-encoding", self.accepts_grpc_encoding)];
+        accepted.into_iter().filter(|(_, accepts)| *accepts).map(|(name, _)| name)
+    }
+
     /// Headers of the request to remove; `trusted`: the client is trusted.
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
         self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
@@ -336,6 +353,15 @@ impl Head {
 /// Whether this header is removed from every request, whoever sent it.
 pub(super) fn is_removed_from_all(name: &str) -> bool {
     RESERVED.iter().any(|(reserved, who)| *reserved == name && *who == Reserved::Always)
+}
+
+/// Whether this list of content codings has nothing but `identity`: a body with it is not compressed.
+#[must_use]
+pub fn is_identity(codings: &[u8]) -> bool {
+    codings.split(|byte| *byte == b',').all(|coding| {
+        let coding = coding.trim_ascii();
+        coding.is_empty() || coding.eq_ignore_ascii_case(b"identity")
+    })
 }
 
 /// Whether a reserved header has a name of this length and first letter. Most headers fail this cheap check.
@@ -371,6 +397,25 @@ mod tests {
             assert_eq!(head.reserved(true).count(), usize::from(*who == Reserved::Always), "{name}");
             assert_eq!(head.names_strategy(), *name == "routing-strategy", "{name}");
         }
+    }
+
+    #[test]
+    fn encodings_are_accepted_unless_all_are_identity() {
+        for (name, value, accepts) in [
+            ("accept-encoding", "gzip, deflate, br, zstd", true),
+            ("accept-encoding", "*", true),
+            ("accept-encoding", "identity;q=0, gzip", true),
+            ("grpc-accept-encoding", "identity,gzip", true),
+            ("accept-encoding", "identity", false),
+            ("grpc-accept-encoding", " Identity ,", false),
+            ("accept-encoding", "", false),
+            ("accept", "gzip", false),
+        ] {
+            let head = read(&[(name, value)]);
+            assert!(head.accepted_encodings().eq(accepts.then_some(name)), "{name}: {value}");
+            assert!(read(&[(name, "gzip"), (name, value)]).accepted_encodings().count() < 2);
+        }
+        assert_eq!(read(&[("accept-encoding", "identity"), ("accept-encoding", "br")]).accepted_encodings().count(), 1);
     }
 
     #[test]

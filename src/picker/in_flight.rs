@@ -13,6 +13,7 @@
 //! | blocks for the prefix cache and the next turn | `ResponseLearning` in `learning.rs` |
 //! | quotas of tenant and model | `Charges` in `charges.rs` |
 //! | headers of the response | `AddedHeaders` in `headers.rs` |
+//! | log messages about responses that can't be read | [`ResponseWarnings`] in `warnings.rs` |
 //! | metrics, trace, decision log | `RequestReports` in `reports.rs` |
 
 use super::active::PoolRuntime;
@@ -21,7 +22,7 @@ use super::picker::Picker;
 use super::queues::AdmittedRequest;
 use super::split::{LegCall, NotAccepted};
 use super::tenant::Tenant;
-use crate::event::{End, NameObserver, RequestTrace};
+use crate::event::{Degraded, End, Event, NameObserver, RequestTrace};
 use crate::settings::{ExchangeSettings, UsageCount};
 use attache_pool::Endpoint;
 use attache_protocol::Api;
@@ -48,8 +49,10 @@ mod model_name;
 mod prefill;
 mod reports;
 mod scanner;
+mod warnings;
 
 pub use fields::{HeaderChanges, Origin, ResponseHead};
+pub use warnings::ResponseWarnings;
 
 /// A decided request, as its stream knows it.
 #[derive(Debug)]
@@ -78,6 +81,8 @@ pub struct InFlight {
     origin: Origin,
     /// The response is an event stream.
     sse: bool,
+    /// The response is read, so a compressed one is a degraded mode.
+    reads: bool,
     /// Both workers got the request at once, so the one that responds may wait for its prompt.
     meets: bool,
     health: WorkerHealth,
@@ -105,6 +110,7 @@ impl InFlight {
             status: 0,
             origin: Origin::Server,
             sse: false,
+            reads: plan.reads_response(api),
             meets: plan.meets(),
             health: WorkerHealth::new(&plan, &booked, api),
             scanner: Scanner::new(plan.ceiling, plan.choices),
@@ -182,6 +188,10 @@ impl InFlight {
         self.follow(head, now, picker);
         self.health.judge(head, self.meets && head.shows_body, now, &*picker.observer);
         self.release(head.untaken(), now, picker);
+        if head.shows_body && head.encoded && self.reads {
+            picker.observer.event(Event::Degraded(Degraded::EncodedResponse));
+            picker.warnings.encoded(&self.runtime.pool.name, self.bookings.endpoint(), now);
+        }
         let drops_length = head.shows_body && !head.encoded && self.begin_body(head);
         let set = self.added_headers.of(head, self.bookings.endpoint(), &self.charges, &self.blocks);
         HeaderChanges { set, drops_length }
@@ -290,6 +300,9 @@ impl InFlight {
             replica.served(&self.runtime.pool.name, served, now);
         }
         self.scanner.report(observer);
+        if let Some(reason) = self.scanner.unread_count() {
+            picker.warnings.unread_count(&self.runtime.pool.name, self.bookings.endpoint(), reason, now);
+        }
         self.reports.finish(self.bookings.endpoint(), self.blocks.outcome.as_ref(), observer);
     }
 }

@@ -3,6 +3,7 @@
 use super::active::ActiveConfig;
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
+use super::in_flight::ResponseWarnings;
 use crate::event::Observer;
 use arc_swap::ArcSwap;
 use attache_record::{Recorder, Turn};
@@ -25,6 +26,8 @@ pub struct Picker {
     pub buffered: Arc<Buffered>,
     /// Policies that operators set for single models.
     pub policies: Arc<ModelPolicies>,
+    /// Limits of the log messages about responses.
+    pub warnings: ResponseWarnings,
     /// Records every decision, when a recording is made.
     pub recorder: Option<Arc<Recorder>>,
     /// Shares bookings with other pickers, when `sync` is configured.
@@ -47,6 +50,7 @@ impl Picker {
             responses: Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, rng::system_seed())),
             buffered: Arc::default(),
             policies: Arc::default(),
+            warnings: ResponseWarnings::default(),
             recorder: None,
             replica: None,
             unpaired: Throttle::default(),

@@ -10,16 +10,16 @@
 //! - Only if the response has nothing else. Templates render tool calls, refusals and several text blocks in their own
 //!   way, so responses with these have no text here.
 //!
-//! Each `data:` line of an event stream is parsed as one JSON document, as all servers send it. A completion with
-//! `echo` repeats its prompt, which cannot be distinguished from the response: callers must not collect those.
+//! Each event of a stream is one JSON document. A completion with `echo` repeats its prompt, which cannot be
+//! distinguished from the response: callers must not collect those.
 //!
-//! Called by `ext_proc`. Imports nothing but [`Api`].
+//! Called by `picker`. Imports nothing but [`Api`] and the parser of event streams.
 
 mod walk;
 mod word;
 
 use super::api::Api;
-use memchr::memchr;
+use super::events::{EventLines, EventPart};
 use walk::{Progress, ValueSink, Visitor, Walker};
 use word::Word;
 
@@ -49,29 +49,29 @@ pub enum Stop {
 /// Collects the text of one response.
 #[derive(Debug)]
 pub struct AnswerText {
-    frame: Frame,
+    /// Splits an event stream into events; `None` for a single document.
+    events: Option<EventLines>,
+    reader: DocumentReader,
+}
+
+/// Reads one JSON document after the other.
+#[derive(Debug)]
+struct DocumentReader {
+    position: Position,
     walker: Walker,
     collector: Collector,
 }
 
-/// Position in the body.
+/// Position in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Frame {
-    /// Inside the single JSON document.
-    Document,
-    /// After the single JSON document.
-    Ended,
-    /// At the start of a line, of which this many bytes match `data:`.
-    Line(usize),
-    /// Between `data:` and its value.
-    Value,
-    /// Inside the value of a `data:` line.
-    Event,
-    /// Inside a line that is ignored.
-    Skip,
+enum Position {
+    /// Before the first byte of an event's document.
+    Before,
+    /// Inside the document.
+    Inside,
+    /// After the document, or in data that is none.
+    Behind,
 }
-
-const DATA: &[u8] = b"data:";
 
 impl AnswerText {
     /// Creates a collector of at most `max_bytes` of text; `None` when responses of `api` have no text.
@@ -86,48 +86,48 @@ impl AnswerText {
             (Api::Responses, AnswerFormat::Events) => TextLayout::ResponsesEvents,
             _ => return None,
         };
-        let frame = match format {
-            AnswerFormat::Json => Frame::Document,
-            AnswerFormat::Events => Frame::Line(0),
+        let (events, position) = match format {
+            AnswerFormat::Json => (None, Position::Inside),
+            AnswerFormat::Events => (Some(EventLines::default()), Position::Behind),
         };
-        Some(Self { frame, walker: Walker::default(), collector: Collector::new(shape, max_bytes) })
+        let collector = Collector::new(shape, max_bytes);
+        Some(Self { events, reader: DocumentReader { position, walker: Walker::default(), collector } })
     }
 
     /// Processes the next bytes of the response, split anywhere.
     pub fn push(&mut self, chunk: &[u8]) {
-        let mut rest = chunk;
-        while !rest.is_empty() && self.collector.stopped.is_none() {
-            rest = match self.frame {
-                Frame::Document => {
-                    self.walk(rest, Frame::Ended);
-                    return;
-                }
-                Frame::Ended => return,
-                Frame::Line(matched) => self.line_start(rest, matched),
-                Frame::Value => self.value_start(rest),
-                Frame::Event | Frame::Skip => {
-                    let end = memchr(b'\n', rest);
-                    let (line, after) = rest.split_at(end.unwrap_or(rest.len()));
-                    if self.frame == Frame::Event {
-                        self.walk(line, Frame::Skip);
-                    }
-                    if end.is_some() {
-                        self.line_end();
-                    }
-                    after.get(1..).unwrap_or_default()
-                }
-            };
+        let Self { events, reader } = self;
+        if reader.collector.stopped.is_some() {
+            return;
         }
+        let Some(events) = events else {
+            reader.walk(chunk);
+            return;
+        };
+        events.push(chunk, |part| match part {
+            EventPart::Event(data) => {
+                reader.begin();
+                reader.value(data);
+                reader.end();
+            }
+            // The lines of one event are joined by line feeds.
+            EventPart::Line if reader.position == Position::Inside => reader.walk(b"\n"),
+            EventPart::Line => reader.begin(),
+            EventPart::Data(data) => reader.value(data),
+            EventPart::Name(_) => {}
+            EventPart::End => reader.end(),
+        });
     }
 
     /// Returns the text if the response is one plain text. Of an interrupted event stream, returns
     /// the text of complete events.
     #[must_use]
     pub fn finish(&self) -> Option<&str> {
-        if self.collector.stopped.is_some() || self.frame == Frame::Document {
+        let DocumentReader { position, collector, .. } = &self.reader;
+        if collector.stopped.is_some() || self.events.is_none() && *position != Position::Behind {
             return None;
         }
-        let text = self.collector.text.get(..self.collector.committed)?;
+        let text = collector.text.get(..collector.committed)?;
         std::str::from_utf8(text).ok().filter(|text| !text.is_empty())
     }
 
@@ -135,46 +135,44 @@ impl AnswerText {
     /// then skipped at no cost.
     #[must_use]
     pub fn stopped(&self) -> Option<Stop> {
-        self.collector.stopped
+        self.reader.collector.stopped
+    }
+}
+
+impl DocumentReader {
+    /// An event begins.
+    fn begin(&mut self) {
+        self.position = Position::Before;
     }
 
-    fn walk(&mut self, chunk: &[u8], then: Frame) {
-        match self.walker.push(chunk, &mut self.collector) {
-            Progress::Open => {}
-            Progress::Done => self.frame = then,
-            Progress::Broken => self.collector.stop(Stop::Malformed),
-        }
-    }
-
-    fn line_start<'c>(&mut self, chunk: &'c [u8], matched: usize) -> &'c [u8] {
-        let wanted = DATA.get(matched..).unwrap_or_default();
-        let length = wanted.len().min(chunk.len());
-        let (head, rest) = chunk.split_at(length);
-        if wanted.starts_with(head) {
-            self.frame = if length == wanted.len() { Frame::Value } else { Frame::Line(matched + length) };
-            return rest;
-        }
-        self.frame = Frame::Skip;
-        chunk
-    }
-
-    /// Only objects are events; `[DONE]` and similar values are ignored.
-    fn value_start<'c>(&mut self, chunk: &'c [u8]) -> &'c [u8] {
-        let Some(at) = chunk.iter().position(|b| *b != b' ') else { return &[] };
-        let rest = chunk.get(at..).unwrap_or_default();
-        self.frame = Frame::Skip;
-        if rest.first() == Some(&b'{') {
+    /// Processes the next bytes of an event. Only objects are documents; `[DONE]` and similar values are ignored.
+    fn value(&mut self, data: &[u8]) {
+        let data = if self.position == Position::Before { data.trim_ascii_start() } else { data };
+        let Some(first) = data.first() else { return };
+        if self.position == Position::Before {
             self.walker = Walker::default();
-            self.frame = Frame::Event;
+            self.position = if *first == b'{' { Position::Inside } else { Position::Behind };
         }
-        rest
+        self.walk(data);
     }
 
-    fn line_end(&mut self) {
-        if self.frame == Frame::Event {
+    /// The event has ended.
+    fn end(&mut self) {
+        if self.position == Position::Inside {
             self.collector.stop(Stop::Malformed);
         }
-        self.frame = Frame::Line(0);
+        self.position = Position::Behind;
+    }
+
+    fn walk(&mut self, chunk: &[u8]) {
+        if self.position != Position::Inside || self.collector.stopped.is_some() {
+            return;
+        }
+        match self.walker.push(chunk, &mut self.collector) {
+            Progress::Open => {}
+            Progress::Done => self.position = Position::Behind,
+            Progress::Broken => self.collector.stop(Stop::Malformed),
+        }
     }
 }
 

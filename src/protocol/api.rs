@@ -276,6 +276,22 @@ impl Api {
         }
     }
 
+    /// Whether responses report token counts.
+    #[must_use]
+    pub fn reports_usage(self) -> bool {
+        self.generates()
+            || matches!(
+                self,
+                Api::ResponseById
+                    | Api::Embeddings
+                    | Api::Rerank
+                    | Api::Score
+                    | Api::Pooling
+                    | Api::Classify
+                    | Api::GrpcEmbed
+            )
+    }
+
     /// Whether the server generates tokens (decode), instead of only reading a prompt.
     #[must_use]
     pub fn generates(self) -> bool {

@@ -240,6 +240,8 @@ impl<M: Copy> MemberReader<M> {
     /// Consumes one byte between names and values, or none when it begins a value. Returns the number of bytes.
     fn step(&mut self, byte: u8, visitor: &mut impl Visitor<Member = M>) -> usize {
         self.at = match (self.at, byte) {
+            // A byte order mark, which JSON readers remove.
+            (At::Start, 0xEF | 0xBB | 0xBF) => At::Start,
             (At::Start | At::Element, b'{') => {
                 self.level = 1;
                 visitor.begin();

@@ -15,10 +15,11 @@
 //! a stream of responses, the last event repeats the whole object.
 //!
 //! It follows the structure: only members at the server's own positions count, not text of a client or a model. Called
-//! by `ext_proc`; imports only APIs and the format of responses.
+//! by `picker`; imports only APIs, the format of responses, and the parser of event streams.
 
 use super::answer::AnswerFormat;
 use super::api::Api;
+use super::events::{EventLines, EventPart};
 use memchr::memchr2;
 use smallvec::SmallVec;
 
@@ -32,8 +33,8 @@ const MAX_WORD: usize = 20;
 /// Reads one response.
 #[derive(Debug)]
 pub struct TransferScanner {
-    /// Position in a line, for event streams.
-    line: Option<LinePosition>,
+    /// Splits an event stream into events; `None` for a single document.
+    events: Option<EventLines>,
     walk: Walk,
     reported: ReportedTransfer,
 }
@@ -55,17 +56,6 @@ pub enum Finish {
     Length,
     /// Any other reason: the last token is an end token, or is unknown.
     Stop,
-}
-
-const DATA: &[u8] = b"data:";
-
-/// Position in a line of an event stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinePosition {
-    /// This many bytes match `data:`.
-    Start(usize),
-    Value,
-    Skip,
 }
 
 /// A key that matters.
@@ -162,40 +152,28 @@ impl TransferScanner {
             Api::Responses => TransferLayout::Response,
             _ => return None,
         };
-        let line = (format == AnswerFormat::Events).then_some(LinePosition::Start(0));
-        Some(Self { line, walk: Walk { shape, ..Walk::default() }, reported: ReportedTransfer::default() })
+        let events = (format == AnswerFormat::Events).then(EventLines::default);
+        Some(Self { events, walk: Walk::of(shape), reported: ReportedTransfer::default() })
     }
 
     /// Processes the next bytes of the response, split anywhere.
     pub fn push(&mut self, chunk: &[u8]) {
-        let mut rest = chunk;
-        while let Some((byte, after)) = rest.split_first() {
-            let Some(line) = &mut self.line else {
-                self.walk.push(rest, &mut self.reported);
-                return;
-            };
-            match line {
-                LinePosition::Start(agreed) if DATA.get(*agreed) == Some(byte) => {
-                    *agreed += 1;
-                    if *agreed == DATA.len() {
-                        (*line, self.walk) = (LinePosition::Value, Walk { shape: self.walk.shape, ..Walk::default() });
-                    }
-                    rest = after;
-                }
-                LinePosition::Start(_) => *line = LinePosition::Skip,
-                LinePosition::Value | LinePosition::Skip => {
-                    let end = memchr::memchr(b'\n', rest);
-                    let (value, after) = rest.split_at(end.unwrap_or(rest.len()));
-                    if *line == LinePosition::Value {
-                        self.walk.push(value, &mut self.reported);
-                    }
-                    if end.is_some() {
-                        *line = LinePosition::Start(0);
-                    }
-                    rest = after.get(1..).unwrap_or_default();
-                }
+        let Self { events, walk, reported } = self;
+        let Some(events) = events else {
+            walk.push(chunk, reported);
+            return;
+        };
+        events.push(chunk, |part| match part {
+            EventPart::Event(data) => {
+                *walk = Walk::of(walk.shape);
+                walk.push(data, reported);
             }
-        }
+            // The lines of one event are joined by line feeds.
+            EventPart::Line if walk.depth > 0 => walk.push(b"\n", reported),
+            EventPart::Line | EventPart::End => *walk = Walk::of(walk.shape),
+            EventPart::Data(data) => walk.push(data, reported),
+            EventPart::Name(_) => {}
+        });
     }
 
     /// Returns the last `kv_transfer_params`: one JSON object, as it was written.
@@ -218,6 +196,10 @@ impl TransferScanner {
 }
 
 impl Walk {
+    fn of(shape: TransferLayout) -> Self {
+        Self { shape, ..Self::default() }
+    }
+
     fn push(&mut self, chunk: &[u8], reported: &mut ReportedTransfer) {
         let mut rest = chunk;
         while !rest.is_empty() && !self.broken {

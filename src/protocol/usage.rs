@@ -15,6 +15,7 @@
 //!
 //! Called by `ext_proc::exchange` with each chunk. Imports nothing but [`Api`] and [`AnswerFormat`].
 
+mod count;
 mod counts;
 mod errors;
 mod generated;
@@ -23,6 +24,8 @@ use super::answer::AnswerFormat;
 use super::api::Api;
 use super::events::{EventLines, EventPart};
 use super::members::{MemberReader, Visitor, Wanted};
+use count::Count;
+pub use count::UnreadCount;
 use counts::Counts;
 pub use errors::StreamError;
 use errors::{Code, UNKNOWN_ERROR};
@@ -62,6 +65,12 @@ impl Usage {
     }
 }
 
+/// Parses one token count, in the spellings that are accepted in a `usage`. `None` when it is not a whole number.
+#[must_use]
+pub fn count(value: &[u8]) -> Option<u64> {
+    Count::read(value).get()
+}
+
 /// What to look for besides token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
@@ -75,6 +84,8 @@ pub struct Watch {
 #[derive(Debug)]
 pub struct UsageScanner {
     events: Option<EventLines>,
+    /// Number of events so far.
+    event_count: u32,
     document: MemberReader<UsageMember>,
     found: ScannedValues,
 }
@@ -161,6 +172,8 @@ struct ScannedValues {
     inner: ObjectValues,
     generated: Generated,
     counts: Counts,
+    /// Why a count was not read, of the first such count.
+    unread: Option<UnreadCount>,
     error: Option<StreamError>,
     response_id: Option<String>,
 }
@@ -196,22 +209,24 @@ impl UsageScanner {
             inner: ObjectValues::default(),
             generated: Generated::new(answers),
             counts: Counts::default(),
+            unread: None,
             error: None,
             response_id: None,
         };
         let events = (format == AnswerFormat::Events).then(EventLines::default);
-        Self { events, document: MemberReader::new(shape == UsageLayout::Generated), found }
+        Self { events, event_count: 0, document: MemberReader::new(shape == UsageLayout::Generated), found }
     }
 
     /// Processes the next bytes of the response.
     pub fn push(&mut self, chunk: &[u8]) {
-        let Self { events, document, found } = self;
+        let Self { events, event_count, document, found } = self;
         let Some(events) = events else {
             document.push(chunk, found);
             return;
         };
         events.push(chunk, |part| match part {
             EventPart::Event(data) => {
+                *event_count = event_count.saturating_add(1);
                 if found.may_be_in(data) {
                     document.restart();
                     document.push(data, found);
@@ -219,8 +234,12 @@ impl UsageScanner {
                 }
                 found.name.clear();
             }
-            EventPart::Line if document.is_open() => {}
-            EventPart::Line => document.restart(),
+            // The lines of one event are joined by line feeds.
+            EventPart::Line if document.is_open() => document.push(b"\n", found),
+            EventPart::Line => {
+                *event_count = event_count.saturating_add(1);
+                document.restart();
+            }
             EventPart::Data(data) => document.push(data, found),
             EventPart::Name(name) => {
                 let space = MAX_EVENT_NAME.saturating_sub(found.name.len());
@@ -243,10 +262,16 @@ impl UsageScanner {
         }
     }
 
+    /// Returns why a token count was not read; `None` if all were.
+    #[must_use]
+    pub fn unread_count(&self) -> Option<UnreadCount> {
+        self.found.unread
+    }
+
     /// Returns the number of events so far; 0 for a single document.
     #[must_use]
     pub fn events(&self) -> u32 {
-        self.events.map_or(0, |events| events.count())
+        self.event_count
     }
 
     /// Returns the first error found in the stream.
@@ -302,6 +327,7 @@ impl ScannedValues {
             _ => (None, None),
         };
         if let Some(usage) = usage {
+            self.unread = self.unread.or(usage.unread());
             self.counts.merge(usage);
         }
         if self.wants_id() {
@@ -381,17 +407,18 @@ impl Visitor for ScannedValues {
             // The names that matter have no escapes.
             UsageMember::Type => self.kind = Some(EventType::of(unquoted(value))),
             UsageMember::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
-            UsageMember::Index => self.generated.index = number(value),
-            UsageMember::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = number(value),
-            UsageMember::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = number(value),
-            UsageMember::PromptTokens => self.generated.current.prompt = number(value),
-            UsageMember::CompletionTokens => self.generated.current.completion = number(value),
-            UsageMember::CachedTokens => self.generated.current.cached = number(value),
+            UsageMember::Index => self.generated.index = count(value),
+            UsageMember::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = Count::read(value),
+            UsageMember::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = Count::read(value),
+            UsageMember::PromptTokens => self.generated.current.prompt = Count::read(value),
+            UsageMember::CompletionTokens => self.generated.current.completion = Count::read(value),
+            UsageMember::CachedTokens => self.generated.current.cached = Count::read(value),
         }
     }
 
     fn end(&mut self, number: usize) {
         if self.shape == UsageLayout::Generated {
+            self.unread = self.unread.or(self.generated.current.unread());
             self.generated.end(number);
         }
         self.take();
@@ -418,10 +445,6 @@ fn begins_with_count(data: &[u8]) -> bool {
 /// Returns the bytes between the quotes of a JSON string; empty for any other value.
 fn unquoted(value: &[u8]) -> &[u8] {
     value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or_default()
-}
-
-fn number(value: &[u8]) -> Option<u64> {
-    serde_json::from_slice(value).ok()
 }
 
 #[cfg(test)]

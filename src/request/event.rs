@@ -8,6 +8,7 @@
 use attache_disagg::Failure;
 use attache_pool::health::{Outcome as HealthOutcome, Verdict};
 use attache_protocol::Usage;
+use attache_protocol::usage::UnreadCount;
 use attache_quota::{Bound, Subject};
 use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// An event that concerns no single pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A decision was made in degraded mode.
+    /// A decision was made, or a response read, in degraded mode.
     Degraded(Degraded),
     /// A limit took effect.
     Limit(Limit),
@@ -214,7 +215,7 @@ pub enum Limit {
     Streams,
 }
 
-/// A degraded mode in which a decision was made.
+/// A degraded mode in which a decision was made or a response was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Degraded {
     /// The body is compressed.
@@ -243,6 +244,10 @@ pub enum Degraded {
     DiscoveryStale,
     /// The strategy lacked a signal that it decides by.
     Lacking(Signal),
+    /// The response is compressed: its tokens, its model name and its errors were not read.
+    EncodedResponse,
+    /// A response reported a token count that is no whole number.
+    UnreadCount(UnreadCount),
 }
 
 /// How a stream ended; every stream has exactly one outcome.

@@ -10,6 +10,7 @@ use super::queues::{QueueDepth, QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use attache_disagg::Failure;
 use attache_pool::health::{Outcome as HealthOutcome, Verdict};
+use attache_protocol::usage::UnreadCount;
 use attache_request::event::{Degraded, End, Limit, Outcome, SplitOutcome};
 use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
@@ -106,7 +107,7 @@ pub struct Metrics {
     outcomes: [Counter; 7],
     rejections: Vec<(Reason, Counter)>,
     limits: [(Limit, Counter); 14],
-    degraded: [(Degraded, Counter); 18],
+    degraded: Vec<(Degraded, &'static str, Counter)>,
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
     ttft: Family<PoolLabel, Histogram>,
@@ -163,12 +164,13 @@ fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 14] {
     ]
 }
 
-fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 18] {
+fn degraded_counters(registry: &mut Registry) -> Vec<(Degraded, &'static str, Counter)> {
     let degraded = Family::<ModeLabel, Counter>::default();
-    registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
-    let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
-    [
+    registry.register("degraded", "decisions and responses in degraded mode, by cause", degraded.clone());
+    let mode = |m: Degraded, label| (m, label, degraded.get_or_create_owned(&ModeLabel { mode: label }));
+    let mut modes = vec![
         mode(Degraded::EncodedBody, "encoded_body"),
+        mode(Degraded::EncodedResponse, "encoded_response"),
         mode(Degraded::Unparseable, "unparseable"),
         mode(Degraded::StrategyPanic, "strategy_panic"),
         mode(Degraded::AllEjected, "all_ejected"),
@@ -186,7 +188,9 @@ fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 18] {
         mode(Degraded::Lacking(Signal::Latency), "no_latency"),
         mode(Degraded::Lacking(Signal::User), "no_user"),
         mode(Degraded::Lacking(Signal::Profile), "no_profile"),
-    ]
+    ];
+    modes.extend(UnreadCount::ALL.map(|reason| mode(Degraded::UnreadCount(reason), reason.label())));
+    modes
 }
 
 impl Metrics {
@@ -353,7 +357,7 @@ impl Metrics {
 
     /// Counts a decision in this degraded mode.
     pub fn degraded(&self, mode: Degraded) {
-        if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
+        if let Some((.., counter)) = self.degraded.iter().find(|(m, ..)| *m == mode) {
             counter.inc();
         }
     }
@@ -367,7 +371,14 @@ impl Metrics {
     /// Number of decisions in this degraded mode.
     #[cfg(any(test, feature = "testing"))]
     pub fn degraded_count(&self, mode: Degraded) -> u64 {
-        self.degraded.iter().find(|(m, _)| *m == mode).map_or(0, |(_, counter)| counter.get())
+        self.degraded.iter().find(|(m, ..)| *m == mode).map_or(0, |(.., counter)| counter.get())
+    }
+
+    /// The degraded modes that have occurred since the start, by their labels, with the number of times.
+    #[must_use]
+    pub fn degraded_modes(&self) -> Vec<(&'static str, u64)> {
+        let counts = self.degraded.iter().map(|(_, label, counter)| (*label, counter.get()));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Counts a reload of the configuration, accepted or rejected.

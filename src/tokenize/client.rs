@@ -3,7 +3,7 @@
 use super::list::TokenListError;
 use attache_http_client::{self as http, cause};
 use bytes::Bytes;
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Client, StatusCode};
 use std::time::Duration;
 
@@ -68,11 +68,8 @@ pub(super) async fn post(
 }
 
 async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -> Result<CallResponse, CallError> {
-    let request = (client.post(url))
-        .header(CONTENT_TYPE, "application/json")
-        .header(ACCEPT, "application/json")
-        .header(ACCEPT_ENCODING, "identity")
-        .body(body);
+    let request =
+        (client.post(url)).header(CONTENT_TYPE, "application/json").header(ACCEPT, "application/json").body(body);
     let mut response = http::send_pure(request).await.map_err(|e| match () {
         () if e.is_connect() || e.is_builder() => CallError::Connect(cause(&e)),
         () => CallError::Broken(cause(&e)),
@@ -90,7 +87,7 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
         _ if status.is_redirection() => return Err(CallError::Redirect(status.as_u16())),
         _ => return Err(CallError::Status(status.as_u16())),
     }
-    if response.headers().get(CONTENT_ENCODING).is_some_and(|e| !e.as_bytes().eq_ignore_ascii_case(b"identity")) {
+    if http::is_encoded(&response) {
         return Err(CallError::Encoded);
     }
     let length = response.content_length().unwrap_or(0);

@@ -50,6 +50,12 @@ impl Exchange {
         if let Some(span) = self.span.as_ref().filter(|_| self.head.count() + set_headers.len() < most) {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
+        // A compressed response can't be read. Envoy's own compressor may still compress it for the client. The header
+        // replaces one of the client.
+        let shows_response = self.modes().response != BodyMode::None;
+        if shows_response && !self.config.settings.keep_accept_encoding && plan.reads_response(self.api) {
+            set_headers.extend(self.head.accepted_encodings().map(|name| reply::set(name, "identity")));
+        }
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;
         let explains = self.config.settings.explain.metadata;

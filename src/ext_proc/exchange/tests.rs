@@ -8,6 +8,7 @@ mod charging;
 mod conversation;
 mod deadline;
 mod destinations;
+mod encoding;
 mod explaining;
 mod half_closed;
 mod hermetic;

@@ -3,9 +3,9 @@
 
 use super::fields::ResponseHead;
 use crate::ceiling::Ceiling;
-use crate::event::{Event, Limit, Observer};
+use crate::event::{Degraded, Event, Limit, Observer};
 use attache_protocol::grpc::GrpcUsageScanner;
-use attache_protocol::usage::Watch;
+use attache_protocol::usage::{UnreadCount, Watch};
 use attache_protocol::{Api, BodyFormat, Usage, UsageScanner};
 
 /// Reads one response. Until [`Scanner::begin`], and for a body that can't be read, it reports nothing.
@@ -87,10 +87,19 @@ impl Scanner {
         self.reported().map(|usage| self.ceiling.cap(usage).0)
     }
 
-    /// The response has ended: reports counts above what the request can cost, and an error in the stream.
+    /// Why the server's report of a token count was not read; `None` if all were.
+    pub(super) fn unread_count(&self) -> Option<UnreadCount> {
+        self.text().and_then(UsageScanner::unread_count)
+    }
+
+    /// The response has ended: reports counts above what the request can cost or that were not read, and an error in
+    /// the stream.
     pub(super) fn report(&self, observer: &dyn Observer) {
         if self.reported().is_some_and(|usage| self.ceiling.cap(usage).1) {
             observer.event(Event::Limit(Limit::ReportedTokens));
+        }
+        if let Some(reason) = self.unread_count() {
+            observer.event(Event::Degraded(Degraded::UnreadCount(reason)));
         }
         if self.error_status().is_some() {
             observer.event(Event::ErrorInStream);
@@ -143,6 +152,15 @@ mod tests {
         assert_eq!(scanner.take_response_id(), None);
         let usage = scanner.usage().unwrap();
         assert_eq!((UsageCount::Prompt.of(usage), UsageCount::Total.of(usage)), (Some(3), Some(7)));
+    }
+
+    #[test]
+    fn token_counts_that_are_not_read_are_reported_once() {
+        let (mut scanner, events) = (scanner(), Events::default());
+        scanner.begin(Api::ChatCompletions, &HEAD);
+        scanner.push(br#"{"usage":{"prompt_tokens":-3,"completion_tokens":1.5}}"#);
+        scanner.report(&events);
+        assert_eq!((scanner.usage(), events.take()), (None, vec!["Degraded(UnreadCount(Negative))".to_owned()]));
     }
 
     #[test]

@@ -75,6 +75,21 @@ fn recorded_responses_give_their_text() {
 }
 
 #[test]
+fn line_ends_marks_and_lines_of_an_event_change_no_text() {
+    let stream = "event: a\ndata: {\"choices\":[{\"index\":0,\ndata: \"delta\":{\"content\":\"a b\"}}]}\n\n: ping\n\n\
+                  data:{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"c\"}}]}\n\ndata: [DONE]\n\n";
+    for end in ["\n", "\r\n", "\r"] {
+        for mark in ["", "\u{feff}"] {
+            let stream = format!("{mark}{stream}").replace('\n', end);
+            let read = text(Api::ChatCompletions, AnswerFormat::Events, stream.as_bytes());
+            assert_eq!(read.as_deref(), Ok("a bc"), "{stream:?}");
+        }
+    }
+    let document = "\u{feff}{\"choices\":[{\"index\":0,\"text\":\"abc\"}]}";
+    assert_eq!(text(Api::Completions, AnswerFormat::Json, document.as_bytes()).as_deref(), Ok("abc"));
+}
+
+#[test]
 fn reasoning_is_not_text() {
     let chat =
         json!({"choices": [{"index": 0, "message": {"reasoning_content": "hm", "reasoning": "hm", "content": "yes"}}]});

@@ -119,6 +119,8 @@ impl Walker {
             }
             b',' => self.key_next = self.objects & 1 == 1,
             b':' | b' ' | b'\t' | b'\r' | b'\n' => {}
+            // A byte order mark, which JSON readers remove.
+            0xEF | 0xBB | 0xBF if self.depth == 0 => {}
             b'{' | b'[' => {
                 if self.key_next || self.depth == MAX_DEPTH || (self.depth == 0 && byte == b'[') {
                     return Progress::Broken;

@@ -44,6 +44,14 @@ fn assert_told(scanner: &TransferScanner, finish: Finish) {
 fn response_reports_its_blocks_whole_and_streamed() {
     assert_told(&read(&whole(PARAMS), AnswerFormat::Json, &[usize::MAX]), Finish::Length);
     assert_told(&read(&events(PARAMS), AnswerFormat::Events, &[usize::MAX]), Finish::Stop);
+    for end in ["\r\n", "\r"] {
+        let stream = format!("\u{feff}{}", events(PARAMS)).replace('\n', end);
+        for size in [usize::MAX, 1, 2, 3] {
+            assert_told(&read(&stream, AnswerFormat::Events, &[size]), Finish::Stop);
+        }
+    }
+    let lines = events(PARAMS).replace(",\"kv_transfer_params\"", ",\ndata: \"kv_transfer_params\"");
+    assert_told(&read(&lines, AnswerFormat::Events, &[5]), Finish::Stop);
 }
 
 #[test]

@@ -2,17 +2,31 @@
 //! repeats them as they grow.
 
 use super::Usage;
+use super::count::{Count, UnreadCount};
 
-/// Most responses of one request whose counts are stored, 4,096 in 96 KiB: more than any request may ask for by
+/// Most responses of one request whose counts are stored, 4,096 in 192 KiB: more than any request may ask for by
 /// default. With more responses, the counts are unknown.
 const MAX_ANSWERS: usize = 4_096;
 
 /// Counts of one response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AnswerCounts {
-    pub(super) prompt: Option<u64>,
-    pub(super) completion: Option<u64>,
-    pub(super) cached: Option<u64>,
+    pub(super) prompt: Count,
+    pub(super) completion: Count,
+    pub(super) cached: Count,
+}
+
+impl AnswerCounts {
+    /// Why one of the counts was not read; `None` if all were.
+    pub(super) fn unread(&self) -> Option<UnreadCount> {
+        [self.prompt, self.completion, self.cached].into_iter().find_map(Count::unread)
+    }
+
+    fn merge(&mut self, later: &Self) {
+        self.prompt.merge(later.prompt);
+        self.completion.merge(later.completion);
+        self.cached.merge(later.cached);
+    }
 }
 
 /// Counts of all responses of a request.
@@ -48,7 +62,7 @@ impl Generated {
             self.answers.resize(index + 1, AnswerCounts::default());
         }
         if let Some(answer) = self.answers.get_mut(index) {
-            *answer = self.current;
+            answer.merge(&self.current);
         }
     }
 
@@ -67,6 +81,6 @@ impl Generated {
 }
 
 /// Returns the sum of the known counts; `None` when none is known.
-fn sum(counts: impl Iterator<Item = Option<u64>>) -> Option<u64> {
-    counts.flatten().reduce(u64::saturating_add)
+fn sum(counts: impl Iterator<Item = Count>) -> Option<u64> {
+    counts.filter_map(Count::get).reduce(u64::saturating_add)
 }

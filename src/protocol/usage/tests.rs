@@ -28,6 +28,7 @@ fn scan(api: Api, format: AnswerFormat, answer: &[u8]) -> UsageScanner {
         assert_eq!(scanner.error(), whole.error(), "{how}");
         assert_eq!(scanner.response_id(), whole.response_id(), "{how}");
         assert_eq!(scanner.events(), whole.events(), "{how}");
+        assert_eq!(scanner.unread_count(), whole.unread_count(), "{how}");
     };
     for at in 0..=answer.len() {
         let (a, b) = answer.split_at(at);
@@ -148,6 +149,78 @@ fn counts_in_every_spelling_are_read() {
     for (answer, expected) in cases {
         assert_eq!(scan_json(answer).usage(), *expected, "{answer}");
     }
+}
+
+#[test]
+fn counts_are_read_in_every_line_end_of_every_api() {
+    let streams = [
+        (Api::ChatCompletions, "data: {\"choices\":[{}]}\n\ndata:{\"usage\":COUNTS}\n\ndata: [DONE]\n\n", 3),
+        (Api::Completions, "id: 1\n: ping\ndata: {\"choices\":[],\ndata: \"usage\":\ndata:COUNTS}\n\n", 1),
+        (Api::Responses, "event: response.completed\ndata: {\"response\":{\"id\":\"resp_1\",\"usage\":COUNTS}}\n\n", 1),
+        (
+            Api::Messages,
+            "event: message_start\ndata: {\"message\":{\"usage\":COUNTS}}\n\nevent: ping\ndata: {}\n\n\
+             event: message_delta\ndata: {\"usage\":{\"output_tokens\":4}}\n\n",
+            3,
+        ),
+        (Api::SglangGenerate, "data: {\"text\":\"a\",\"meta_info\":COUNTS}\n\ndata: [DONE]\n\n", 2),
+    ];
+    for (api, stream, events) in streams {
+        let counts = match api {
+            Api::Responses | Api::Messages => r#"{"input_tokens":"12","output_tokens":4.0}"#,
+            _ => r#"{"prompt_tokens":1.2e1,"completion_tokens":"4"}"#,
+        };
+        for end in ["\n", "\r\n", "\r"] {
+            let stream = format!("\u{feff}{stream}").replace("COUNTS", counts).replace('\n', end);
+            let scanner = scan_events(api, &stream);
+            assert_eq!((scanner.usage(), scanner.unread_count()), (usage(12, 4, None), None), "{stream:?}");
+            assert_eq!(scanner.events(), events, "{stream:?}");
+        }
+    }
+    let document = "\u{feff}{\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":4}}";
+    assert_eq!(scan_json(document).usage(), usage(12, 4, None));
+}
+
+#[test]
+fn line_end_separates_numbers_of_one_event() {
+    let stream = "data: {\"usage\":{\"prompt_tokens\":1\ndata: 2}}\n\n";
+    assert_eq!(scan_events(Api::ChatCompletions, stream).usage(), None);
+}
+
+#[test]
+fn counts_that_are_not_read_have_a_reason_and_spoil_no_other() {
+    use UnreadCount::*;
+    let cases = [
+        (r#"{"prompt_tokens":-1,"completion_tokens":4}"#, Negative),
+        (r#"{"prompt_tokens":"-1","completion_tokens":"4"}"#, Negative),
+        (r#"{"prompt_tokens":1.5,"completion_tokens":4}"#, Fraction),
+        (r#"{"prompt_tokens":1e300,"completion_tokens":4}"#, OutOfRange),
+        (r#"{"prompt_tokens":"Infinity","completion_tokens":4}"#, OutOfRange),
+        (r#"{"prompt_tokens":"many","completion_tokens":4}"#, NotANumber),
+        (r#"{"prompt_tokens":{},"completion_tokens":4}"#, NotANumber),
+    ];
+    for (counts, reason) in cases {
+        let scanner = scan_json(&format!("{{\"usage\":{counts}}}"));
+        let expected = Usage { completion_tokens: Some(4), ..Usage::default() };
+        assert_eq!((scanner.usage(), scanner.unread_count()), (Some(expected), Some(reason)), "{counts}");
+        let events = scan_events(Api::ChatCompletions, &format!("data: {{\"usage\":{counts}}}\n\n"));
+        assert_eq!((events.usage(), events.unread_count()), (Some(expected), Some(reason)), "{counts}");
+        let generated = scan_events(Api::SglangGenerate, &format!("data: {{\"meta_info\":{counts}}}\n\n"));
+        assert_eq!((generated.usage(), generated.unread_count()), (Some(expected), Some(reason)), "{counts}");
+    }
+    for malformed in [r#"{"prompt_tokens":NaN,"completion_tokens":4}"#, r#"[4]"#, r#""4""#] {
+        let scanner = scan_json(&format!("{{\"usage\":{malformed}}}"));
+        assert_eq!((scanner.usage(), scanner.unread_count()), (None, Some(Malformed)), "{malformed}");
+    }
+    for counts in [r#"{"prompt_tokens":null,"completion_tokens":4,"prompt_tokens_details":"none"}"#, "null", "{}"] {
+        assert_eq!(scan_json(&format!("{{\"usage\":{counts}}}")).unread_count(), None, "{counts}");
+    }
+    let details =
+        r#"{"usage":{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":"8"}}}"#;
+    assert_eq!(scan_json(details).usage(), usage(9, 4, 8));
+    let later = "data: {\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4}}\n\n\
+                 data: {\"usage\":{\"prompt_tokens\":-9,\"completion_tokens\":5}}\n\n";
+    assert_eq!(scan_events(Api::ChatCompletions, later).usage(), usage(9, 5, None), "the last that was read");
 }
 
 #[test]

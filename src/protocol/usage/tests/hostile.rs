@@ -62,6 +62,8 @@ fn reported() -> impl Strategy<Value = Value> {
         })),
         Just(json!(null)),
         Just(json!({"prompt_tokens": -1})),
+        Just(json!({"prompt_tokens": "12", "completion_tokens": 3.0, "prompt_tokens_details": "none"})),
+        Just(json!({"input_tokens": 1.5, "output_tokens": "seven", "input_tokens_details": [{"cached_tokens": 2}]})),
     ]
 }
 
@@ -188,7 +190,8 @@ fn documents(
     }
 }
 
-fn stream(documents: &[String], names: bool, crlf: bool) -> String {
+/// `ends` ends a line; a text of two line ends alternates between them.
+fn stream(documents: &[String], names: bool, ends: &str, mark: bool) -> String {
     let name = |document: &str| value(document)["type"].as_str().map(|kind| format!("event: {kind}\n"));
     let event = |document: &String| {
         let name = names.then(|| name(document)).flatten().unwrap_or_default();
@@ -196,7 +199,9 @@ fn stream(documents: &[String], names: bool, crlf: bool) -> String {
     };
     let text: String = documents.iter().map(event).collect();
     let text = text + "data: [DONE]\n\n";
-    if crlf { text.replace('\n', "\r\n") } else { text }
+    let mut both = ends.split(' ').cycle();
+    let lines = text.split_inclusive('\n').map(|line| line.replace('\n', both.next().unwrap_or_default()));
+    [if mark { "\u{feff}" } else { "" }].into_iter().map(str::to_owned).chain(lines).collect()
 }
 
 proptest! {
@@ -208,7 +213,8 @@ proptest! {
         order: usize,
         failed: bool,
         names: bool,
-        crlf: bool,
+        ends in prop::sample::select(vec!["\n", "\r\n", "\r", "\r\n \r", "\n \r\n"]),
+        mark: bool,
         sizes in prop::collection::vec(1usize..300, 1..6),
     ) {
         let api = [Api::Responses, Api::Messages, Api::ChatCompletions, Api::Completions][which / 2];
@@ -216,7 +222,7 @@ proptest! {
         let documents = documents(api, format, &echoes, &usages, order, failed);
         let text = match format {
             AnswerFormat::Json => documents.concat(),
-            AnswerFormat::Events => stream(&documents, names, crlf),
+            AnswerFormat::Events => stream(&documents, names, ends, mark),
         };
         let watch = Watch { errors: format == AnswerFormat::Events, response_id: api == Api::Responses };
         let (mut cut, mut whole) = (UsageScanner::new(api, format, watch), UsageScanner::new(api, format, watch));
