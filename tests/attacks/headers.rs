@@ -245,7 +245,7 @@ async fn destination_header_of_one_pool_never_passes_through_another() {
     let (pool, named) = (Echo::start().await, Echo::start().await);
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: default, endpoints: ['{server}']}}\n\
-         - {{name: other, match: {{models: [x]}}, endpoints: ['{server}'], \
+         - {{name: other, match: {{header: {{name: x-pool, value: other}}}}, endpoints: ['{server}'], \
          destination: {{headers: [x-gateway-destination-endpoint, x-my-server], strategyHeader: x-my-strategy}}}}\n",
         server = pool.address
     );

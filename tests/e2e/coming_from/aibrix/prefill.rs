@@ -216,6 +216,7 @@ rows! { ROWS;
         assert_eq!(value(PAIR, &[PD, ("ATTACHE_AIBRIX_COMPAT", "true")], "/strategy/parameters/compat"), true);
         let text = PAIR
             .replace("role-name: decode", "role-name: worker")
+            .replace("', labels", "', engine: none, labels")
             .replace("name: a\n", "name: a\n  strategy: {name: pd, parameters: {compat: true}}\n");
         let picker = AttacheProcess::configured(&text).await;
         let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
