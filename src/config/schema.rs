@@ -1,7 +1,6 @@
 //! The structure of the configuration file: every section and key. Rules about combinations are in `validate`.
 //!
-//! All keys are optional unless the section has no meaning without them. A missing key is `None` and gets its default
-//! in `validate`. Keys are camelCase.
+//! Keys are camelCase. A section needs only keys without which it means nothing; `validate` has the defaults.
 
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
 use super::diagnostic::{At, Code, Diagnostic, Span};
