@@ -49,13 +49,13 @@ async fn flood_of_blocks_leaves_other_servers_exact() {
 async fn adapters_of_kv_events_are_bounded() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
-    let of_adapter = |number: u64| {
-        let Any::Map(mut fields) = stored(None, &[number]) else { unreachable!("an event is a map") };
+    let of_adapter = |number: u64, block: u64| {
+        let Any::Map(mut fields) = stored(None, &[block]) else { unreachable!("an event is a map") };
         fields.push((Any::from("lora_name"), Any::from(format!("adapter-{number}"))));
         Any::Map(fields)
     };
-    publish(&rig, &mut publisher, (1..=20_000).map(of_adapter).collect()).await;
-    publish(&rig, &mut publisher, vec![of_adapter(1)]).await;
+    publish(&rig, &mut publisher, (1..=20_000).map(|number| of_adapter(number, number)).collect()).await;
+    publish(&rig, &mut publisher, vec![of_adapter(1, 20_001)]).await;
     let adapters = rig.residents.adapters();
     assert_eq!((adapters.len(), adapters.dropped()), (MAX_PER_SERVER, 20_001 - MAX_PER_SERVER as u64));
     assert!(adapters.contains("adapter-1") && adapters.contains("adapter-20000") && !adapters.contains("adapter-2"));
