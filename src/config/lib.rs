@@ -107,10 +107,10 @@ pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagno
     }
 }
 
-/// Most mistakes that are listed: nobody reads more, and a generated file may have one in each line.
+/// Largest number of mistakes in a list. A generated file may have one in each line.
 const MAX_DIAGNOSTICS: usize = 1_000;
 
-/// Drops mistakes beyond [`MAX_DIAGNOSTICS`], the warnings first, and says so in the last one.
+/// Drops mistakes beyond [`MAX_DIAGNOSTICS`], the warnings first. The last entry of the list counts the dropped ones.
 fn shorten(diagnostics: &mut Vec<Diagnostic>) {
     let excess = diagnostics.len().saturating_sub(MAX_DIAGNOSTICS);
     if excess == 0 {

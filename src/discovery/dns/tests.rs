@@ -112,7 +112,7 @@ async fn system_resolver_resolves_addresses_and_localhost() {
     assert!(local.iter().all(|a| a.ip().is_loopback()) && !local.is_empty());
 }
 
-/// Answers with as many addresses as it is told, in no order.
+/// A resolver that returns a given number of addresses, in no order.
 struct Endless(u32);
 
 impl Resolver for Endless {
