@@ -59,6 +59,8 @@ pub struct KnownBlocks<'a> {
     pub cold: bool,
     /// The text of the prompt was too long to be encoded completely.
     pub cut: bool,
+    /// Length of the prompt, if the engine's tokenizer has counted its tokens.
+    pub tokens: Option<u32>,
 }
 
 impl BlockKeys for KnownBlocks<'_> {

@@ -57,7 +57,10 @@ impl Prepared<'_> {
         let Self { prefix, request, reading } = self;
         guarded(observer, || {
             let mut keys = prefix.keys(reading).inline_only();
-            let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
+            let mut found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
+            if let Some((tokens, rest)) = reading.length(&keys, request) {
+                found.count(tokens, rest);
+            }
             let tokens = found.prompt_tokens(&request.prompt);
             (found, tokens)
         })
@@ -106,6 +109,9 @@ impl<'p> PromptLookup<'p> {
             }
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
+            }
+            if let Some((tokens, rest)) = reading.length(&keys, request) {
+                found.count(tokens, rest);
             }
             PromptLookup { prefix, request, reading, keys, found }
         });
@@ -167,6 +173,7 @@ impl<'p> PromptLookup<'p> {
             token_ids: prompt.token_ids,
             media_tokens: prompt.media_tokens,
             count: prompt.count,
+            tokens: self.found.counted(),
             tenant: self.prefix.tenant(q.head).map(record::headers::hash),
             ..record::Looked::default()
         }

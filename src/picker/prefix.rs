@@ -161,6 +161,15 @@ impl Reading<'_> {
         }
     }
 
+    /// The length of the prompt as far as `keys` have tokenized it; `None` unless the tokens are those of the engine,
+    /// and all of the request's.
+    pub fn length(&self, keys: &PromptKeys<'_>, request: &Request<'_>) -> Option<(u64, u64)> {
+        let prompt = &request.prompt;
+        let counts = matches!(self.source, Source::Known(_))
+            || self.has_engine_tokens() && prompt.count == 1 && prompt.media_tokens == 0 && !request.truncated;
+        if counts { keys.length() } else { None }
+    }
+
     /// Whether its keys are Attaché's own and do not match those of KV events. That holds for conversations without a
     /// chat template, and for prompts with media.
     #[must_use]

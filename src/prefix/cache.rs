@@ -248,6 +248,7 @@ impl PrefixCache {
             own_block_tokens: self.own_block_tokens(),
             bytes_per_token: self.bytes_per_token.get(),
             own_keys: false,
+            counted: None,
         }
     }
 

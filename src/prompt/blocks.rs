@@ -241,6 +241,15 @@ impl TokenKeys<'_> {
         self.tokens
     }
 
+    /// Returns the number of tokens made so far, and the bytes of text from which no tokens were made yet. `None` if the
+    /// prompt is longer than what may be encoded of it, or has further fields.
+    #[must_use]
+    pub fn length(&self) -> Option<(u64, u64)> {
+        let is_last = self.fields.as_slice().is_empty() && !self.is_cut();
+        let rest = self.text.text.len().saturating_sub(self.text_at);
+        is_last.then_some((self.tokens, rest as u64))
+    }
+
     /// Returns the reason for which the keys end before the prompt does.
     #[must_use]
     pub fn error(&self) -> Option<&EncodeError> {
@@ -337,7 +346,7 @@ fn begin<'p>(field: &StreamField<'p>, ids: &mut Vec<u32>) -> SourceText<'p> {
         FieldContent::Media(kind, reference) => ids.extend(media_ids(kind, reference)),
         FieldContent::Tokens(given) => ids.extend_from_slice(given),
         FieldContent::Text(text) => return text.into(),
-        FieldContent::Nothing | FieldContent::Name(_) | FieldContent::Json(_) => {
+        FieldContent::Nothing | FieldContent::Name(_) | FieldContent::Json(_) | FieldContent::Setting(..) => {
             return SourceText { text: field.content(), escaped: false };
         }
     }

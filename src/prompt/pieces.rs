@@ -1,8 +1,8 @@
 //! The canonical stream of a prompt: the parts of a request that determine its prefix cache, in a
 //! fixed order and without ambiguity.
 //!
-//! Tools come first, then documents, the system prompt, and the messages in the order of the body. Each field begins
-//! with its [`Mark`], a byte that never occurs in UTF-8 text, so no content can imitate another field. There are no
+//! Settings of the chat template come first, then tools, documents, and the messages in the order of the body. A system
+//! prompt that the API separates is the first message, as engines make it one. Each field begins with its [`Mark`], a byte that never occurs in UTF-8 text, so no content can imitate another field. There are no
 //! length prefixes: prompts with a common prefix have streams with a common prefix, and the stream of a conversation's
 //! next turn begins with that of this one. Text has its canonical JSON form ([`Text::canonical`]), so that it is
 //! usually hashed in place; JSON has no white space between tokens; media are represented by a hash of their reference.
@@ -10,7 +10,7 @@
 //! Parts that change with every request and are in no server's cache key ([`Volatile`]) are left out of keys; the body
 //! keeps them. Called by [`characters`](super::characters) and [`blocks`](super::blocks).
 
-use attache_protocol::prompt::{MediaKind, Piece, Prompt};
+use attache_protocol::prompt::{MediaKind, Piece, Prompt, TemplateSettings};
 use attache_protocol::text::Text;
 use std::borrow::Cow;
 use std::mem;
@@ -24,16 +24,19 @@ pub(crate) const DEFAULT_VOLATILE_MESSAGE_OPEN: &str = "<total_tokens>";
 /// End of the message about remaining tokens that Claude Code adds.
 pub(crate) const DEFAULT_VOLATILE_MESSAGE_CLOSE: &str = "</total_tokens>";
 
+/// Role of a system prompt that the API separates from the messages.
+const SYSTEM: &str = "system";
+
 /// The type of the field that begins here. UTF-8 never uses these bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mark {
+    /// A setting that changes what the chat template renders: its name, and its value as JSON.
+    Setting = 0xF5,
     /// The tools as JSON follow.
-    Tools = 0xF5,
+    Tools = 0xF6,
     /// The documents as JSON follow.
-    Documents = 0xF6,
-    /// The pieces of the system prompt follow.
-    System = 0xF7,
+    Documents = 0xF7,
     /// The pieces of the messages or the bare prompt follow.
     Prompt = 0xF8,
     /// A message begins; its role follows.
@@ -53,9 +56,9 @@ pub enum Mark {
 impl Mark {
     /// All marks, in the order of their bytes.
     pub const ALL: [Mark; 10] = [
+        Mark::Setting,
         Mark::Tools,
         Mark::Documents,
-        Mark::System,
         Mark::Prompt,
         Mark::Role,
         Mark::Label,
@@ -148,6 +151,8 @@ pub(super) enum FieldContent<'p> {
     Text(&'p Text<'p>),
     /// JSON including its white space.
     Json(&'p str),
+    /// A name, and JSON including its white space.
+    Setting(&'static str, &'p str),
     /// Media by their reference.
     Media(MediaKind, &'p str),
     /// Token ids from the client.
@@ -180,6 +185,7 @@ impl<'p> StreamField<'p> {
             FieldContent::Name(name) => Cow::Borrowed(name),
             FieldContent::Text(text) => text.canonical(),
             FieldContent::Json(json) => compact(json),
+            FieldContent::Setting(name, json) => Cow::Owned([name, &*compact(json)].concat()),
             FieldContent::Media(kind, reference) => {
                 Cow::Owned(format!("{}{:032x}", letter(kind), xxh3_128(reference.as_bytes())))
             }
@@ -239,20 +245,36 @@ impl<'p> Pieces<'p> {
             left_out: 0,
             shape: PromptForm::Framed,
         };
+        out.settings(prompt);
         for (mark, json) in [(Mark::Tools, prompt.tools), (Mark::Documents, prompt.documents)] {
             out.fields.extend(json.map(|json| StreamField { mark, body: FieldContent::Json(json) }));
         }
+        out.fields.push(StreamField { mark: Mark::Prompt, body: FieldContent::Nothing });
         out.system(&prompt.system, volatile);
-        if let (true, [only]) = (out.fields.is_empty(), prompt.pieces.as_slice()) {
+        if let ([_], [only]) = (out.fields.as_slice(), prompt.pieces.as_slice()) {
             out.shape = match only {
                 Piece::Text(text) => PromptForm::Bare(text),
                 Piece::Tokens(ids) => PromptForm::Ids(ids),
                 _ => PromptForm::Framed,
             };
         }
-        out.fields.push(StreamField { mark: Mark::Prompt, body: FieldContent::Nothing });
         out.messages(&prompt.pieces, volatile);
         out
+    }
+
+    fn settings(&mut self, prompt: &'p Prompt<'_>) {
+        let TemplateSettings { template, variables, effort, media } = prompt.settings;
+        let media = media.filter(|_| prompt.has_media());
+        let settings = [
+            ("chat_template", template),
+            ("chat_template_kwargs", variables),
+            ("reasoning_effort", effort),
+            ("mm_processor_kwargs", media),
+        ];
+        for (name, json) in settings {
+            let field = |json| StreamField { mark: Mark::Setting, body: FieldContent::Setting(name, json) };
+            self.fields.extend(json.map(field));
+        }
     }
 
     fn system(&mut self, blocks: &'p [Piece<'_>], volatile: &Volatile) {
@@ -265,7 +287,7 @@ impl<'p> Pieces<'p> {
                 continue;
             }
             if mem::take(&mut empty) {
-                self.fields.push(StreamField { mark: Mark::System, body: FieldContent::Nothing });
+                self.fields.push(StreamField { mark: Mark::Role, body: FieldContent::Name(SYSTEM) });
             }
             self.fields.push(StreamField::of(block));
         }

@@ -76,9 +76,36 @@ pub enum Piece<'a> {
     Tokens(Vec<u32>),
 }
 
+/// Settings of a request that change what the chat template renders: JSON as the client wrote it. A setting that is
+/// `null` or an empty object is absent.
+///
+/// `add_generation_prompt` and `continue_final_message` are not among them: they change only what follows the last
+/// message. Neither is `tool_choice`: engines leave the tools in the prompt by default, whatever it says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TemplateSettings<'a> {
+    /// A template in place of the model's (`chat_template`).
+    pub template: Option<&'a str>,
+    /// Variables of the template (`chat_template_kwargs`).
+    pub variables: Option<&'a str>,
+    /// How much the model should reason: `reasoning_effort`, `reasoning.effort` or `output_config.effort`.
+    pub effort: Option<&'a str>,
+    /// How media become tokens (`mm_processor_kwargs`). Without media, it changes nothing.
+    pub media: Option<&'a str>,
+}
+
+impl<'a> TemplateSettings<'a> {
+    /// Sets `setting` to the JSON `raw`, if that says anything.
+    pub(super) fn set(setting: &mut Option<&'a str>, raw: &'a str) {
+        let is_empty = raw == "null" || raw.bytes().all(|b| matches!(b, b'{' | b'}' | b' ' | b'\n' | b'\r' | b'\t'));
+        *setting = (!is_empty).then_some(raw);
+    }
+}
+
 /// The prompt, for estimating its length and hashing its prefix.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prompt<'a> {
+    /// What changes the rendering of the prompt.
+    pub settings: TemplateSettings<'a>,
     /// The tools that the model may call: a JSON array as the client wrote it.
     pub tools: Option<&'a str>,
     /// The documents that a chat template inserts into the prompt: a JSON array as the client wrote it.

@@ -251,6 +251,9 @@ pub struct Looked {
     pub media_tokens: u64,
     /// Number of prompts in the request.
     pub count: u32,
+    /// Length of the prompt, if the engine's tokenizer has counted its tokens.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tokens: Option<u32>,
     /// The tenant as a hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,

@@ -48,6 +48,17 @@ impl PromptKeys<'_> {
         }
     }
 
+    /// The number of tokens of the prompt so far, and the bytes of text that were not tokenized. `None` for blocks of
+    /// text, and for a prompt that is too long.
+    #[must_use]
+    pub fn length(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Characters(_) => None,
+            Self::Tokens(keys) => keys.length(),
+            Self::Known(blocks) => blocks.tokens.map(|tokens| (tokens.into(), 0)),
+        }
+    }
+
     /// All keys that can be computed, whether they cover the whole prompt, and its incomplete last block.
     #[must_use]
     pub fn finish(self) -> (Vec<BlockKey>, bool, Option<Tail>) {

@@ -29,6 +29,8 @@ pub struct Found {
     pub(super) bytes_per_token: f64,
     /// Attaché made the keys from its own tokens or text, so they match estimated blocks only, not engines' events.
     pub(super) own_keys: bool,
+    /// The length of the prompt as far as it was tokenized, and the bytes of its text that were not.
+    pub(super) counted: Option<(u64, u64)>,
 }
 
 impl Found {
@@ -142,10 +144,26 @@ impl Found {
         }
     }
 
+    /// Notes that the prompt has `tokens` of the engine, and `rest` bytes of text that were not tokenized.
+    pub fn count(&mut self, tokens: u64, rest: u64) {
+        self.counted = Some((tokens, rest));
+    }
+
+    /// Returns the length of the prompt, tokens, if it was tokenized by the engine's tokenizer.
+    #[must_use]
+    pub fn counted(&self) -> Option<u32> {
+        let (tokens, rest) = self.counted?;
+        let total = tokens.saturating_add((rest as f64 / self.bytes_per_token).ceil() as u64);
+        Some(u32::try_from(total).unwrap_or(u32::MAX))
+    }
+
     /// Returns the length of `prompt` in the tokens of [`Found::tokens`], at least as many as any endpoint holds of it.
     /// Otherwise an estimate that is too low would hide differences between endpoints that hold much.
     #[must_use]
     pub fn prompt_tokens(&self, prompt: &Prompt<'_>) -> u32 {
+        if let Some(tokens) = self.counted() {
+            return tokens;
+        }
         let text = prompt.text_bytes as f64 / self.bytes_per_token;
         let total = text.ceil() as u64 + prompt.token_ids + prompt.media_tokens;
         let known = self.tokens(self.matches.deepest().max(self.claimed.deepest()));

@@ -55,6 +55,7 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
             FieldContent::Name(t) => out.extend(text(t)),
             FieldContent::Text(t) => out.extend(text(&t.get())),
             FieldContent::Json(t) => out.extend(text(&crate::pieces::compact(t))),
+            FieldContent::Setting(name, t) => out.extend(text(&[name, &*crate::pieces::compact(t)].concat())),
             FieldContent::Media(kind, reference) => out.extend(media_ids(kind, reference)),
             FieldContent::Tokens(ids) => out.extend(ids),
         }

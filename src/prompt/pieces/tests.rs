@@ -1,5 +1,8 @@
 use super::*;
+use attache_protocol::Api;
+use attache_types::limits::Limits;
 use proptest::prelude::*;
+use serde_json::json;
 
 /// A field as a decoder of the stream sees it.
 type DecodedField = (u8, String);
@@ -60,13 +63,15 @@ fn expected(prompt: &Prompt<'_>) -> Vec<DecodedField> {
         }
     };
     let mut out = Vec::new();
+    let variables = prompt.settings.variables.map(|json| format!("chat_template_kwargs{}", squeeze(json)));
+    out.extend(variables.map(|setting| field(Mark::Setting, &setting)));
     out.extend(prompt.tools.map(|t| field(Mark::Tools, &squeeze(t))));
     out.extend(prompt.documents.map(|t| field(Mark::Documents, &squeeze(t))));
+    out.push(field(Mark::Prompt, ""));
     if !prompt.system.is_empty() {
-        out.push(field(Mark::System, ""));
+        out.push(field(Mark::Role, "system"));
         out.extend(prompt.system.iter().map(piece));
     }
-    out.push(field(Mark::Prompt, ""));
     out.extend(prompt.pieces.iter().map(piece));
     out
 }
@@ -92,8 +97,17 @@ fn piece() -> impl Strategy<Value = Piece<'static>> {
 
 pub(crate) fn prompt() -> impl Strategy<Value = Prompt<'static>> {
     let json = || prop::option::of(prop::sample::select(JSON.to_vec()));
-    (json(), json(), prop::collection::vec(piece(), 0..3), prop::collection::vec(piece(), 0..8))
-        .prop_map(|(tools, documents, system, pieces)| Prompt { tools, documents, system, pieces, ..Prompt::default() })
+    let settings = json().prop_map(|variables| TemplateSettings { variables, ..TemplateSettings::default() });
+    (settings, json(), json(), prop::collection::vec(piece(), 0..3), prop::collection::vec(piece(), 0..8)).prop_map(
+        |(settings, tools, documents, system, pieces)| Prompt {
+            settings,
+            tools,
+            documents,
+            system,
+            pieces,
+            ..Prompt::default()
+        },
+    )
 }
 
 proptest! {
@@ -140,6 +154,110 @@ fn whitespace_in_tools_is_ignored_and_content_is_not() {
     assert_ne!(plain, with(r#"[{"n":1,"name":"look up"}]"#), "servers render tools in the order of the request");
     assert_ne!(plain, stream(&chat(&[("user", "hi")])));
     assert_ne!(plain, stream(&Prompt { documents: Some(r#"[{"name":"look up","n":1}]"#), ..chat(&[("user", "hi")]) }));
+}
+
+/// The stream of a request.
+fn stream_of(api: Api, body: &serde_json::Value) -> Vec<u8> {
+    let body = body.to_string();
+    let request = attache_protocol::parse_unnamed(api, None, body.as_bytes(), &Limits::default()).unwrap();
+    stream(&request.prompt)
+}
+
+#[test]
+fn equal_conversations_of_all_apis_have_one_stream() {
+    let (system, user) = ("You are terse.", "hi");
+    let part = |kind: &str| json!([{"type": kind, "text": user}]);
+    let same = [
+        (
+            Api::ChatCompletions,
+            json!({"messages": [
+                {"role": "system", "content": system}, {"role": "user", "content": user},
+            ]}),
+        ),
+        (
+            Api::ChatCompletions,
+            json!({"messages": [
+                {"content": [{"type": "text", "text": system}], "role": "system"}, {"content": part("text"), "role": "user"},
+            ]}),
+        ),
+        (Api::Responses, json!({"instructions": system, "input": user})),
+        (Api::Responses, json!({"input": [{"role": "user", "content": user}], "instructions": system})),
+        (
+            Api::Responses,
+            json!({"instructions": system, "input": [
+                {"type": "message", "role": "user", "content": part("input_text")},
+            ]}),
+        ),
+        (
+            Api::Responses,
+            json!({"input": [
+                {"role": "system", "content": system}, {"type": "message", "role": "user", "content": part("input_text")},
+            ]}),
+        ),
+        (Api::Messages, json!({"system": system, "messages": [{"role": "user", "content": user}]})),
+        (
+            Api::Messages,
+            json!({"messages": [{"role": "user", "content": part("text")}], "system": [
+                {"type": "text", "text": system},
+            ]}),
+        ),
+    ];
+    for (api, body) in &same {
+        assert_eq!(stream_of(*api, body), stream_of(same[0].0, &same[0].1), "{api:?} {body}");
+    }
+    let bare = stream_of(Api::Completions, &json!({"prompt": user}));
+    assert_ne!(stream_of(Api::Responses, &json!({"input": user})), bare, "a completion has no roles");
+}
+
+#[test]
+fn settings_of_the_template_are_in_the_stream_and_others_are_not() {
+    let with = |api: Api, more: serde_json::Value| {
+        let mut body = match api {
+            Api::Responses => json!({"input": "hi"}),
+            _ => json!({"messages": [{"role": "user", "content": "hi"}]}),
+        };
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        stream_of(api, &body)
+    };
+    let plain = with(Api::ChatCompletions, json!({}));
+    let settings = [
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"chat_template_kwargs": {"enable_thinking": true}}),
+        json!({"reasoning_effort": "high"}),
+        json!({"reasoning_effort": "low"}),
+        json!({"chat_template": "{{ messages }}"}),
+        json!({"documents": [{"title": "t", "text": "hi"}]}),
+        json!({"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ];
+    let streams: Vec<_> = settings.iter().map(|setting| with(Api::ChatCompletions, setting.clone())).collect();
+    for (at, stream) in streams.iter().enumerate() {
+        assert_ne!(*stream, plain, "{}", settings[at]);
+        assert!(!streams[..at].contains(stream), "{}", settings[at]);
+    }
+    for without_effect in [
+        json!({"chat_template_kwargs": {}, "reasoning_effort": null, "chat_template": null}),
+        json!({"temperature": 0.5, "user": "u", "metadata": {"a": 1}, "stream": true, "max_tokens": 9, "seed": 1}),
+        json!({"add_generation_prompt": false, "continue_final_message": true, "tool_choice": "none"}),
+        // Media settings of a prompt without media.
+        json!({"mm_processor_kwargs": {"fps": 2}}),
+    ] {
+        assert_eq!(with(Api::ChatCompletions, without_effect.clone()), plain, "{without_effect}");
+    }
+    let high = with(Api::ChatCompletions, json!({"reasoning_effort": "high"}));
+    assert_eq!(with(Api::Responses, json!({"reasoning": {"summary": "auto", "effort": "high"}})), high);
+    assert_eq!(with(Api::Messages, json!({"output_config": {"effort": "high"}})), high);
+    for api in [Api::Responses, Api::Messages] {
+        assert_eq!(with(api, json!({"chat_template_kwargs": {"enable_thinking": true}})), streams[1], "{api:?}");
+        assert_eq!(with(api, json!({"reasoning": null, "output_config": "none"})), plain, "{api:?}");
+    }
+    let image = |more: serde_json::Value| {
+        let mut body = json!({"messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]},
+        ]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        stream_of(Api::ChatCompletions, &body)
+    };
+    assert_ne!(image(json!({"mm_processor_kwargs": {"fps": 2}})), image(json!({})));
 }
 
 #[test]
@@ -215,8 +333,8 @@ fn token_reminder_is_left_out_if_it_is_the_whole_message() {
 
 #[test]
 fn marks_have_ids_outside_all_vocabularies() {
-    assert_eq!(Mark::Tools.id(), 0xFFFF_FFF5);
-    assert!(media_ids(MediaKind::Image, "x").iter().all(|id| *id >= 1 << 31 && *id < Mark::Tools.id()));
+    assert_eq!(Mark::Setting.id(), 0xFFFF_FFF5);
+    assert!(media_ids(MediaKind::Image, "x").iter().all(|id| *id >= 1 << 31 && *id < Mark::Setting.id()));
     assert_ne!(media_ids(MediaKind::Image, "x"), media_ids(MediaKind::Audio, "x"));
     assert_ne!(media_ids(MediaKind::Image, "x"), media_ids(MediaKind::Image, "y"));
 }

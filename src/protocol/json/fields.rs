@@ -5,7 +5,7 @@ use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
 use super::walk::{Elements, Skim, ValueShape, ValueType, Walk, Walked};
-use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind};
+use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind, TemplateSettings};
 use crate::text::Text;
 use crate::{Api, Model, Request};
 use attache_types::error::{Reason, RequestError};
@@ -43,6 +43,8 @@ const CHAT: &[&str] = &[
     "prompt_logprobs",
     "chat_template",
     "chat_template_kwargs",
+    "reasoning_effort",
+    "mm_processor_kwargs",
     "add_generation_prompt",
     "continue_final_message",
     "return_assistant_tokens_mask",
@@ -60,9 +62,24 @@ const RESPONSES: &[&str] = &[
     "conversation",
     "prompt_cache_key",
     "vllm_xargs",
+    "chat_template_kwargs",
+    "reasoning",
 ];
 const CONVERSATIONS: &[&str] = &["model", "items"];
-const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "system", "messages", "tools", "vllm_xargs"];
+const MESSAGES: &[&str] = &[
+    "model",
+    "stream",
+    "max_tokens",
+    "cache_salt",
+    "system",
+    "messages",
+    "tools",
+    "vllm_xargs",
+    "chat_template_kwargs",
+    "output_config",
+];
+/// Members of an object about reasoning.
+const REASONING: &[&str] = &["effort"];
 const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params", "vllm_xargs"];
 /// Members of `sampling_params` that affect the amount of work, or have the engine's own arguments.
 const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs", "extra_args", "vllm_xargs"];
@@ -177,10 +194,19 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             "sampling_params" => walk.value(Sampling { body: self, members: SAMPLING })?,
             "vllm_xargs" | "extra_args" => self.request.sets_report_mode |= walk.value(EngineArguments)?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
-            "chat_template" => walk.value(Typed { field: name, expected: ValueType::String, allowed: "a string" })?,
-            "chat_template_kwargs" => {
-                walk.value(Typed { field: name, expected: ValueType::Object, allowed: "an object" })?;
+            "chat_template" => {
+                let raw = walk.raw_of(Typed { field: name, expected: ValueType::String, allowed: "a string" })?;
+                TemplateSettings::set(&mut self.prompt.prompt.settings.template, raw);
             }
+            "chat_template_kwargs" => {
+                let raw = walk.raw_of(Typed { field: name, expected: ValueType::Object, allowed: "an object" })?;
+                TemplateSettings::set(&mut self.prompt.prompt.settings.variables, raw);
+            }
+            "reasoning_effort" | "effort" => {
+                TemplateSettings::set(&mut self.prompt.prompt.settings.effort, walk.raw(name)?);
+            }
+            "mm_processor_kwargs" => TemplateSettings::set(&mut self.prompt.prompt.settings.media, walk.raw(name)?),
+            "reasoning" | "output_config" => walk.value(Reasoning { body: self })?,
             "add_generation_prompt" | "continue_final_message" | "return_assistant_tokens_mask" => {
                 walk.value(Flag { field: name })?;
             }
@@ -357,6 +383,24 @@ impl<'de> ValueShape<'de> for Sampling<'_, '_, 'de> {
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
         walk.fields(self.members, |walk, name| self.body.field(walk, name))
+    }
+}
+
+/// An object that has the reasoning effort; the server decides about any other value.
+#[derive(Debug)]
+struct Reasoning<'b, 'l, 'de> {
+    body: &'b mut RequestBody<'l, 'de>,
+}
+
+impl<'de> ValueShape<'de> for Reasoning<'_, '_, 'de> {
+    type Out = ();
+
+    fn other(self, _got: ValueType) -> Result<(), RequestError> {
+        Ok(())
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        walk.fields(REASONING, |walk, name| self.body.field(walk, name))
     }
 }
 

@@ -116,7 +116,7 @@ impl<'de> ValueShape<'de> for Conversations<'_, 'de> {
     }
 }
 
-/// The `input` of the Responses API: a string or a list of items.
+/// The `input` of the Responses API: a string, which is a message of the user, or a list of items.
 #[derive(Debug)]
 pub(super) struct Items<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
@@ -134,6 +134,7 @@ impl<'de> ValueShape<'de> for Items<'_, 'de> {
     }
 
     fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+        self.out.piece(|| Piece::Role(Cow::Borrowed("user")));
         self.out.text(text);
         self.out.end_of_prompt();
         Ok(())

@@ -157,6 +157,14 @@ impl<'l, 'de> Walk<'l, 'de> {
         self.reader.peek() == Some(b'n')
     }
 
+    /// Reads the next value, and returns it as the client wrote it.
+    pub(super) fn raw_of<S: ValueShape<'de>>(&mut self, shape: S) -> Walked<&'de str> {
+        self.reader.peek();
+        let start = self.reader.place();
+        self.value(shape)?;
+        Ok(self.reader.since(start))
+    }
+
     /// Returns the next value as the client wrote it, after checking the limits.
     pub(super) fn raw(&mut self, field: &'static str) -> Walked<&'de str> {
         self.reader.peek();

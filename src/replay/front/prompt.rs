@@ -78,7 +78,7 @@ impl KnownKeys for PromptBlocks<'_> {
         };
         // As live: KV events of prompts with images have other keys.
         let own_keys = self.request.prompt.iter().any(|part| part.is_image);
-        Some(KnownBlocks { keys: &self.made.get_or_init(make).0, own_keys, cold: false, cut: false })
+        Some(KnownBlocks { keys: &self.made.get_or_init(make).0, own_keys, cold: false, cut: false, tokens: None })
     }
 }
 

@@ -45,8 +45,8 @@ impl KnownKeys for RecordedKeys<'_> {
             self.missed.store(true, Relaxed);
             return None;
         };
-        let Looked { keys, own_keys, cold, cut, .. } = looked;
-        Some(KnownBlocks { keys, own_keys: *own_keys, cold: *cold, cut: *cut })
+        let Looked { keys, own_keys, cold, cut, tokens, .. } = looked;
+        Some(KnownBlocks { keys, own_keys: *own_keys, cold: *cold, cut: *cut, tokens: *tokens })
     }
 }
 

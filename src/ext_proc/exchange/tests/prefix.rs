@@ -240,6 +240,52 @@ fn prompts_with_images_have_keys_with_any_template() {
     assert_images_are_told_apart(Tokenizer::HuggingFace { model: Arc::new(model), blocks, memo, canonical });
 }
 
+/// Requests to vLLM 0.32 with the tokens that it made of them, and one that is rendered in the background.
+#[cfg(feature = "hf-tokenizers")]
+#[test]
+fn prompt_length_is_the_count_of_the_models_own_tokenizer() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
+    let [tokenizer, template, vectors] = ["tokenizer.json", "chat_template.jinja", "vectors.json"]
+        .map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
+    let model = Arc::new(HuggingFace::from_parts(tokenizer.as_bytes(), None, Some(&template)).unwrap());
+    let memo = Arc::new(Memo::new(model.clone(), b"tiny", model.cuts(), Arc::new(SegmentCache::new(1 << 20, 7))));
+    let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), model.cuts());
+    let canonical = Characters::new(KeySpace::new(7));
+    let counts = |text: &str| {
+        let mut ids = Vec::new();
+        model.encode(text, &mut ids).unwrap();
+        ids.len()
+    };
+    let long = text("long", 4_000);
+    let rendered = format!("<|im_start|>user\n{long}<|im_end|>\n<|im_start|>assistant\n");
+    let mut cases = vec![("long".to_owned(), chat(&[("user", &long)]), counts(&rendered))];
+    // The order of members counts, so requests are not parsed.
+    type Vector<'v> = std::collections::BTreeMap<&'v str, &'v serde_json::value::RawValue>;
+    for vector in serde_json::from_str::<Vec<Vector<'_>>>(&vectors).unwrap() {
+        let sent = vector["request"].get().replacen('{', r#"{"model":"m","#, 1);
+        let tokens: Vec<u32> = serde_json::from_str(vector["token_ids"].get()).unwrap();
+        cases.push((vector["name"].get().to_owned(), sent, tokens.len()));
+    }
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    let tokenizer = Some(Tokenizer::HuggingFace { model: model.clone(), blocks, memo, canonical });
+    let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
+    for time in ["first", "second"] {
+        for (name, sent, tokens) in &cases {
+            let mut exchange = world.exchange();
+            send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+            send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
+            if let Some(warming) = exchange.warming() {
+                compute(warming);
+                exchange.on(Event::Warmed, NOW, &mut Actions::new()).unwrap();
+            }
+            // A wrong report of one server changes the estimates of texts, and no count.
+            answer_with(exchange, "200", "fine", serde_json::json!({"prompt_tokens": 9_000}));
+            let record = world.processor.decisions.snapshot().pop().unwrap();
+            assert_eq!(record.estimated_prompt_tokens as usize, *tokens, "{name}, the {time} time");
+        }
+    }
+}
+
 #[tokio::test]
 async fn known_remote_tokens_are_counted_once_per_request() {
     let server = ServerConfig::default();

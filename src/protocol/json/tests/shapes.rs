@@ -122,7 +122,7 @@ fn responses_in_all_forms() {
         r#"{"model":"m","input":"hi","instructions":"be brief","previous_response_id":"resp_1","max_output_tokens":5,
         "conversation":{"id":"conv_1"},"prompt_cache_key":"k","prompt":{"id":"pmpt_1"},"text":{"format":{}}}"#,
     );
-    assert_eq!(shown(&request.prompt.pieces), ["hi"]);
+    assert_eq!(shown(&request.prompt.pieces), ["<user>", "hi"], "a string is a message of the user");
     assert_eq!(shown(&request.prompt.system), ["be brief"]);
     assert_eq!(request.previous_response_id.as_deref(), Some("resp_1"));
     assert_eq!(request.conversation.as_deref(), Some("conv_1"));
