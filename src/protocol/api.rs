@@ -16,7 +16,7 @@ pub enum Api {
     ChatCompletions,
     /// `/v1/chat/completions/batch`: a list of conversations (vLLM).
     ChatBatch,
-    /// `/v1/responses`
+    /// `/v1/responses`, and `/v1/responses/compact`, which summarises a conversation.
     Responses,
     /// `/v1/responses/{id}` and paths below it: a response that is stored on the server that created it.
     ResponseById,
@@ -30,6 +30,8 @@ pub enum Api {
     SglangGenerate,
     /// `/v1/messages/count_tokens` (Anthropic)
     CountTokens,
+    /// `/v1/responses/input_tokens` and `/v1/chat/completions/input_tokens`: counts the tokens of such a request.
+    InputTokens,
     /// `/v1/embeddings` and Cohere's `/v2/embed`
     Embeddings,
     /// `/rerank`, `/v1/rerank`, `/v2/rerank`
@@ -74,8 +76,6 @@ pub enum Dialect {
 /// Format of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BodyFormat {
-    /// Requests of this API have no body that matters.
-    Nothing,
     /// The body is one JSON object.
     Json,
     /// The body is `multipart/form-data`, usually with a file.
@@ -86,6 +86,9 @@ pub enum BodyFormat {
     Unknown,
 }
 
+/// Members of an item that are searched for its role or type: no item has more.
+const MAX_ITEM_MEMBERS: usize = 32;
+
 /// Members of the root object that [`Api::from_body`] looks for.
 const TELLING_FIELDS: &[&str] = &[
     "messages",
@@ -93,6 +96,7 @@ const TELLING_FIELDS: &[&str] = &[
     "input",
     "documents",
     "query",
+    "items",
     "text_1",
     "token_ids",
     "system",
@@ -129,6 +133,7 @@ impl Api {
         Api::Generate,
         Api::SglangGenerate,
         Api::CountTokens,
+        Api::InputTokens,
         Api::Embeddings,
         Api::Rerank,
         Api::Score,
@@ -170,7 +175,8 @@ impl Api {
             ["batch", "completions", "chat", _] => Api::ChatBatch,
             ["completions", "chat", ..] => Api::ChatCompletions,
             ["completions", ..] => Api::Completions,
-            ["responses", ..] => Api::Responses,
+            ["responses", ..] | ["compact", "responses", ..] => Api::Responses,
+            ["input_tokens", "responses", ..] | ["input_tokens", "completions", "chat", _] => Api::InputTokens,
             ["count_tokens", "messages", ..] => Api::CountTokens,
             // `/v1/threads/{id}/messages` is another API: only a version or nothing may precede.
             ["messages", before, ..] if before.is_empty() || is_version(before) => Api::Messages,
@@ -217,7 +223,11 @@ impl Api {
             let Some(field) = TELLING_FIELDS.iter().find(|field| member.is(field)) else { continue };
             if *field == "input" {
                 let first = member.value.strip_prefix(b"[").unwrap_or_default().trim_ascii_start();
-                lists_text = first.first().is_some_and(|byte| !matches!(byte, b'{' | b']'));
+                lists_text = match first.first() {
+                    Some(b'{') => !is_item(first),
+                    Some(byte) => *byte != b']',
+                    None => false,
+                };
             }
             if !seen.contains(field) {
                 seen.push(*field);
@@ -231,7 +241,7 @@ impl Api {
             () if has(&["input"]) && (lists_text || has(EMBEDDING_FIELDS)) => Api::Embeddings,
             () if has(&["input"]) => Api::Responses,
             () if has(&["documents"]) && has(&["query"]) => Api::Rerank,
-            () if has(&["text_1"]) => Api::Score,
+            () if has(&["text_1"]) || has(&["items"]) && has(&["query"]) => Api::Score,
             () if has(&["token_ids"]) => Api::Generate,
             () if has(&["sampling_params"]) && has(SGLANG_FIELDS) => Api::SglangGenerate,
             () => Api::Other,
@@ -268,10 +278,10 @@ impl Api {
     #[must_use]
     pub fn body_format(self) -> BodyFormat {
         match self {
-            Api::ResponseById | Api::Models => BodyFormat::Nothing,
             Api::Transcription | Api::Translation => BodyFormat::Multipart,
             Api::GrpcGenerate | Api::GrpcEmbed | Api::GrpcUnsupported => BodyFormat::Grpc,
-            Api::Other => BodyFormat::Unknown,
+            // No known method of these has a body. One with a body is a word that Attaché takes for an id.
+            Api::ResponseById | Api::Models | Api::Other => BodyFormat::Unknown,
             _ => BodyFormat::Json,
         }
     }
@@ -354,6 +364,7 @@ impl Api {
             Api::Generate => "generate",
             Api::SglangGenerate => "sglang_generate",
             Api::CountTokens => "count_tokens",
+            Api::InputTokens => "input_tokens",
             Api::Embeddings => "embeddings",
             Api::Rerank => "rerank",
             Api::Score => "score",
@@ -390,6 +401,12 @@ pub fn decoded_path(path: &str) -> Cow<'_, str> {
         rest = byte.and_then(|_| after.get(2..)).unwrap_or(after);
     }
     Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether a list of the Responses API may begin with this object, whose end may be followed by anything.
+fn is_item(object: &[u8]) -> bool {
+    let members = Members::new(object).into_iter().flatten().map_while(Result::ok);
+    members.take(MAX_ITEM_MEMBERS).any(|member| member.is("role") || member.is("type"))
 }
 
 fn is_version(segment: &str) -> bool {

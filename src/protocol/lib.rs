@@ -156,7 +156,6 @@ fn read<'a>(
     named: bool,
 ) -> Result<Request<'a>, RequestError> {
     match api.body_format() {
-        BodyFormat::Nothing => Ok(Request::default()),
         BodyFormat::Json => json::read(api, content_type, body, limits, named),
         BodyFormat::Multipart => Ok(multipart::sniff(content_type, body, limits)),
         BodyFormat::Grpc => grpc::read(api, body),

@@ -99,6 +99,9 @@ const SGLANG: &[&str] = &[
 /// Members of SGLang's `sampling_params` that affect the amount of work.
 const SGLANG_SAMPLING: &[&str] = &["max_new_tokens", "n"];
 const EMBEDDINGS: &[&str] = &["model", "cache_salt", "input", "inputs", "texts", "messages"];
+/// Members of a request that counts the tokens of another one.
+const INPUT_TOKENS: &[&str] =
+    &["model", "input", "instructions", "messages", "tools", "previous_response_id", "conversation"];
 const RERANK: &[&str] = &["model", "cache_salt", "query", "documents"];
 const SCORE: &[&str] =
     &["model", "cache_salt", "text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"];
@@ -111,6 +114,7 @@ fn table(api: Api) -> &'static [&'static str] {
         Api::Completions => COMPLETIONS,
         Api::ChatCompletions | Api::ChatBatch => CHAT,
         Api::Responses => RESPONSES,
+        Api::InputTokens => INPUT_TOKENS,
         Api::Conversations => CONVERSATIONS,
         Api::Messages | Api::CountTokens => MESSAGES,
         Api::Generate => GENERATE,
@@ -220,7 +224,7 @@ impl<'l, 'de> RequestBody<'l, 'de> {
         match name {
             "messages" if self.api == Api::ChatBatch => walk.value(Conversations { out, field: name }),
             "messages" | "items" if self.api != Api::Score => walk.value(Conversation { out, field: name }),
-            "input" if self.api == Api::Responses => walk.value(Items { out, field: name }),
+            "input" if matches!(self.api, Api::Responses | Api::InputTokens) => walk.value(Items { out, field: name }),
             "prompt" | "input" | "texts" | "text" | "input_ids" => walk.value(Prompts { out, field: name }),
             "tokens" | "token_ids" => walk.value(TokenList { out, field: name }),
             "instructions" | "system" => out.system(|out| walk.value(Content { out, field: name })),
