@@ -104,7 +104,7 @@ pub(super) fn read<'a>(api: Api, body: &[u8]) -> Result<Request<'a>, RequestErro
     };
     let mut prompt = Builder::new(body.len());
     match tokenized {
-        Some(input) if !input.input_ids.is_empty() => prompt.tokens(input.input_ids),
+        Some(input) if !input.input_ids.is_empty() => prompt.tokens(input.input_ids.into()),
         Some(input) => prompt.text(input.original_text.into()),
         None => prompt.text(text.into()),
     }

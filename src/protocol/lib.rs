@@ -148,6 +148,12 @@ pub fn missing_model(limits: &Limits) -> RequestError {
     json::missing_model(limits)
 }
 
+/// Returns a JSON body without a byte order mark.
+#[must_use]
+pub fn without_mark(body: &[u8]) -> &[u8] {
+    json::without_mark(body)
+}
+
 fn read<'a>(
     api: Api,
     content_type: Option<&str>,

@@ -160,6 +160,33 @@ impl Prompt<'_> {
     }
 }
 
+/// Token ids of one prompt, which are only counted unless they are part of the first prompt.
+#[derive(Debug)]
+pub(super) struct TokenIds {
+    kept: Vec<u32>,
+    count: u64,
+    keeps: bool,
+}
+
+impl From<Vec<u32>> for TokenIds {
+    fn from(kept: Vec<u32>) -> Self {
+        Self { count: kept.len() as u64, kept, keeps: true }
+    }
+}
+
+impl TokenIds {
+    pub(super) fn push(&mut self, id: u32) {
+        self.count += 1;
+        if self.keeps {
+            self.kept.push(id);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
 /// Builds a prompt: sums all sizes, and stores the pieces of the first prompt only.
 #[derive(Debug)]
 pub(super) struct Builder<'a> {
@@ -167,13 +194,15 @@ pub(super) struct Builder<'a> {
     keep: bool,
     /// Number of pieces that may be stored.
     max_pieces: usize,
+    /// Whether a part of the prompt was counted and can't be keyed.
+    pub(super) is_opaque: bool,
 }
 
 impl<'a> Builder<'a> {
     /// Creates the builder for a body of this many bytes.
     pub(super) fn new(body_bytes: usize) -> Self {
         let max_pieces = body_bytes / DEFAULT_BYTES_PER_PIECE + DEFAULT_PIECES_HEAD_ROOM;
-        Self { prompt: Prompt::default(), keep: true, max_pieces }
+        Self { prompt: Prompt::default(), keep: true, max_pieces, is_opaque: false }
     }
 
     /// Marks the end of one prompt: what follows is counted and not stored.
@@ -189,7 +218,7 @@ impl<'a> Builder<'a> {
 
     /// Reads the system prompt, which belongs to every prompt and is stored wherever it is in the body.
     pub(super) fn system<T, E>(&mut self, read: impl FnOnce(&mut Builder<'a>) -> Result<T, E>) -> Result<T, E> {
-        let mut head = Builder { prompt: Prompt::default(), keep: true, max_pieces: self.max_pieces };
+        let mut head = Builder { max_pieces: self.max_pieces, ..Builder::new(0) };
         let out = read(&mut head)?;
         self.prompt.text_bytes = self.prompt.text_bytes.saturating_add(head.prompt.text_bytes);
         self.prompt.media_tokens = self.prompt.media_tokens.saturating_add(head.prompt.media_tokens);
@@ -220,9 +249,19 @@ impl<'a> Builder<'a> {
         self.prompt.text_bytes = self.prompt.text_bytes.saturating_add(bytes as u64);
     }
 
-    pub(super) fn tokens(&mut self, ids: Vec<u32>) {
-        self.prompt.token_ids = self.prompt.token_ids.saturating_add(ids.len() as u64);
-        self.piece(|| Piece::Tokens(ids));
+    pub(super) fn tokens(&mut self, ids: TokenIds) {
+        self.count_tokens(&ids);
+        self.piece(|| Piece::Tokens(ids.kept));
+    }
+
+    /// Counts token ids that are not stored.
+    pub(super) fn count_tokens(&mut self, ids: &TokenIds) {
+        self.prompt.token_ids = self.prompt.token_ids.saturating_add(ids.count);
+    }
+
+    /// An empty list of token ids, which keeps them if the prompt does.
+    pub(super) fn token_ids(&self) -> TokenIds {
+        TokenIds { kept: Vec::new(), count: 0, keeps: self.keep }
     }
 
     pub(super) fn media(&mut self, kind: MediaKind, reference: impl FnOnce() -> Cow<'a, str>) {

@@ -109,6 +109,8 @@ fn many_values(size: usize) -> Vec<Attack> {
     vec![
         ("numbers in a tool", CHAT, tool(size, "10")),
         ("objects in a tool", CHAT, tool(size, "{}")),
+        ("token ids", COMPLETIONS, all(size, r#"{"model":"sim-8b","prompt":["#, "1", "]}")),
+        ("lists of token ids", COMPLETIONS, filled(size, r#"{"model":"sim-8b","prompt":["#, "[1,2,3]", "]}", 2_048)),
         ("nested lists in a tool", CHAT, tool(size, &nested())),
         (
             "tiny tools",

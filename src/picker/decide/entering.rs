@@ -189,7 +189,7 @@ impl<'a> Deciding<'a> {
         let prefix = runtime.prefix.as_ref().filter(|prefix| looks_up || hints::are_by_prefix(pool, prefix));
         let call = recorded.map_or_else(|| CallFacts::of(pool, q, request), |recorded| recorded.call);
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
-        let (body, content_type) = (q.body.bytes(), q.head.content_type());
+        let (body, content_type) = (attache_protocol::without_mark(q.body.bytes()), q.head.content_type());
         let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
         Self { scope, runtime, q, request, size, facts, call, chosen, prefix, reads_prefix, prompt_ref }
     }

@@ -54,12 +54,13 @@ pub struct Members<'b> {
 }
 
 impl<'b> Members<'b> {
-    /// Creates an iterator over the members of `object`, which may have white space around it.
+    /// Creates an iterator over the members of `object`, which may have white space around it, and a byte order mark
+    /// before it.
     ///
     /// # Errors
     /// [`EditError::NotAnObject`]; errors after the opening brace are found during the iteration.
     pub fn new(object: &'b [u8]) -> Result<Self, EditError> {
-        let at = space(object, 0);
+        let at = space(object, object.len() - crate::without_mark(object).len());
         match object.get(at) {
             Some(b'{') => Ok(Self { object, at: at + 1, first: true, ended: false }),
             other => Err(EditError::NotAnObject { got: sort(other.copied()) }),

@@ -53,6 +53,7 @@ pub(super) enum Held {
 
 impl<'de> ValueShape<'de> for EmbeddedTokens<'_, 'de> {
     type Out = Held;
+    const NUMBERS_ARE_FREE: bool = true;
 
     fn other(self, _got: ValueType) -> Result<Held, RequestError> {
         Ok(Held::Number)

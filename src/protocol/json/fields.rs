@@ -4,7 +4,7 @@ use super::embeddings::{EmbeddedTokens, MediaList, PromptEmbeddings};
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
-use super::walk::{Elements, Skim, ValueShape, ValueType, Walk, Walked};
+use super::walk::{Elements, Opaque, Skim, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind, TemplateSettings};
 use crate::text::Text;
 use crate::{Api, Model, Request};
@@ -64,6 +64,7 @@ const RESPONSES: &[&str] = &[
     "vllm_xargs",
     "chat_template_kwargs",
     "reasoning",
+    "prompt",
 ];
 const CONVERSATIONS: &[&str] = &["model", "items"];
 const MESSAGES: &[&str] = &[
@@ -98,13 +99,14 @@ const SGLANG: &[&str] = &[
 ];
 /// Members of SGLang's `sampling_params` that affect the amount of work.
 const SGLANG_SAMPLING: &[&str] = &["max_new_tokens", "n"];
-const EMBEDDINGS: &[&str] = &["model", "cache_salt", "input", "inputs", "texts", "messages"];
+const EMBEDDINGS: &[&str] =
+    &["model", "cache_salt", "input", "inputs", "texts", "images", "messages", "text", "input_ids", "data"];
 /// Members of a request that counts the tokens of another one.
 const INPUT_TOKENS: &[&str] =
-    &["model", "input", "instructions", "messages", "tools", "previous_response_id", "conversation"];
+    &["model", "input", "instructions", "messages", "tools", "previous_response_id", "conversation", "prompt"];
 const RERANK: &[&str] = &["model", "cache_salt", "query", "documents"];
 const SCORE: &[&str] =
-    &["model", "cache_salt", "text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"];
+    &["model", "cache_salt", "text_1", "text_2", "query", "queries", "documents", "items", "data_1", "data_2"];
 const TOKENIZE: &[&str] = &["model", "prompt", "messages", "tools"];
 const DETOKENIZE: &[&str] = &["model", "tokens"];
 const OTHER: &[&str] = &["model", "stream", "vllm_xargs"];
@@ -140,6 +142,8 @@ pub(super) struct RequestBody<'l, 'de> {
     /// Whether the response repeats the prompt; with `logprobs`, it also has the probabilities of the prompt's tokens.
     echo: bool,
     logprobs: bool,
+    /// Whether `input` is given, though it may be an empty list.
+    has_input: bool,
     left: Side,
     right: Side,
 }
@@ -149,6 +153,7 @@ pub(super) struct RequestBody<'l, 'de> {
 struct Side {
     texts: u32,
     text_bytes: u64,
+    token_ids: u64,
     media_tokens: u64,
 }
 
@@ -163,6 +168,7 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             prompt: Builder::new(body_bytes),
             echo: false,
             logprobs: false,
+            has_input: false,
             left: Side::default(),
             right: Side::default(),
         }
@@ -184,11 +190,11 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             }
             // SGLang's name for a salt; a list of them separates the prompts of one request.
             "extra_key" => {
-                let salt = walk.value(Name)?;
+                let salt = walk.value(CacheSalt { limits: self.limits, field: name })?;
                 self.request.cache_salt = self.request.cache_salt.take().or(salt);
             }
             "sampling_params" if self.api == Api::SglangGenerate => walk.value(SglangSampling { body: self })?,
-            "cache_salt" => self.request.cache_salt = walk.value(CacheSalt { limits: self.limits })?,
+            "cache_salt" => self.request.cache_salt = walk.value(CacheSalt { limits: self.limits, field: name })?,
             "previous_response_id" => self.request.previous_response_id = walk.value(Name)?,
             "conversation" => self.request.conversation = walk.value(ConversationId)?,
             "truncate_prompt_tokens" => self.request.truncated = walk.value(Given)?,
@@ -223,10 +229,22 @@ impl<'l, 'de> RequestBody<'l, 'de> {
         let out = &mut self.prompt;
         match name {
             "messages" if self.api == Api::ChatBatch => walk.value(Conversations { out, field: name }),
-            "messages" | "items" if self.api != Api::Score => walk.value(Conversation { out, field: name }),
-            "input" if matches!(self.api, Api::Responses | Api::InputTokens) => walk.value(Items { out, field: name }),
-            "prompt" | "input" | "texts" | "text" | "input_ids" => walk.value(Prompts { out, field: name }),
-            "tokens" | "token_ids" => walk.value(TokenList { out, field: name }),
+            "messages" => walk.value(Conversation { out, field: name }),
+            "input" | "items" if matches!(self.api, Api::Responses | Api::Conversations | Api::InputTokens) => {
+                self.has_input |= walk.value(Items { out, field: name })?;
+                Ok(())
+            }
+            // A stored prompt on the server.
+            "prompt" if matches!(self.api, Api::Responses | Api::InputTokens) => self.opaque(walk, name),
+            "prompt" | "input" | "texts" | "text" | "input_ids" => {
+                // Without decoding there are no prefixes to look up, so any shape that a server knows is counted.
+                let takes_objects = matches!(self.api, Api::Embeddings | Api::Pooling | Api::Classify);
+                walk.value(Prompts { out, field: name, takes_objects })
+            }
+            "tokens" | "token_ids" => {
+                let takes_lists = self.api == Api::Detokenize;
+                walk.value(TokenList { out, field: name, takes_lists })
+            }
             "instructions" | "system" => out.system(|out| walk.value(Content { out, field: name })),
             "tools" | "documents" if self.api != Api::Rerank && self.api != Api::Score => self.list(walk, name),
             "query" | "queries" | "text_1" | "data_1" => {
@@ -254,12 +272,12 @@ impl<'l, 'de> RequestBody<'l, 'de> {
         match field {
             "prompt_embeds" => walk.value(PromptEmbeddings { out, field }),
             "input_embeds" => walk.value(EmbeddedTokens { out, field }).map(drop),
-            "image_data" => walk.value(MediaList { out, kind: MediaKind::Image }),
+            "image_data" | "images" => walk.value(MediaList { out, kind: MediaKind::Image }),
             "video_data" => walk.value(MediaList { out, kind: MediaKind::Video }),
             "audio_data" => walk.value(MediaList { out, kind: MediaKind::Audio }),
             _ => {
                 out.opaque(DEFAULT_OPAQUE_TOKENS);
-                walk.raw(field).map(drop)
+                walk.value(Opaque)
             }
         }
     }
@@ -292,10 +310,16 @@ impl<'l, 'de> RequestBody<'l, 'de> {
     }
 
     fn side(&mut self, walk: &mut Walk<'_, 'de>, field: &'static str) -> Walked<Side> {
-        let (bytes, media) = (self.prompt.prompt.text_bytes, self.prompt.prompt.media_tokens);
+        let before = &self.prompt.prompt;
+        let (bytes, ids, media) = (before.text_bytes, before.token_ids, before.media_tokens);
         let texts = walk.value(Texts { out: &mut self.prompt, field })?;
         let totals = &self.prompt.prompt;
-        Ok(Side { texts, text_bytes: totals.text_bytes - bytes, media_tokens: totals.media_tokens - media })
+        Ok(Side {
+            texts,
+            text_bytes: totals.text_bytes - bytes,
+            token_ids: totals.token_ids - ids,
+            media_tokens: totals.media_tokens - media,
+        })
     }
 
     /// Checks the members and returns the request, once all have been read.
@@ -303,7 +327,10 @@ impl<'l, 'de> RequestBody<'l, 'de> {
         if self.request.model.is_none() && self.names_model {
             return Err(invalid_model(self.limits, "nothing"));
         }
+        self.request.opaque_prompt |= self.prompt.is_opaque;
         let read = self.prompt.prompt.count > 0 || self.request.opaque_prompt;
+        // What these name is part of the prompt, and only the server knows it.
+        let continues = self.request.previous_response_id.is_some() || self.request.conversation.is_some();
         match self.api {
             Api::Completions if !read => return Err(absent("prompt")),
             Api::Generate if !read => return Err(absent("token_ids")),
@@ -311,7 +338,8 @@ impl<'l, 'de> RequestBody<'l, 'de> {
                 let message = "`messages` must be an array of at least one message, got nothing";
                 return Err(RequestError::new(Reason::InvalidMessages, message).param("messages"));
             }
-            Api::Responses | Api::Embeddings if !read => return Err(absent("input")),
+            Api::Responses if !read && !self.has_input && !continues => return Err(absent("input")),
+            Api::Embeddings if !read => return Err(absent("input")),
             Api::Tokenize if !read => return Err(absent("prompt")),
             Api::Rerank | Api::Score => self.pair()?,
             _ => {}
@@ -340,6 +368,7 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             left.saturating_mul(u64::from(times_left)).saturating_add(right.saturating_mul(u64::from(times_right)))
         };
         prompt.text_bytes = sum(left.text_bytes, right.text_bytes);
+        prompt.token_ids = sum(left.token_ids, right.token_ids);
         prompt.media_tokens = sum(left.media_tokens, right.media_tokens);
         prompt.count = left.texts.max(right.texts);
         Ok(())
@@ -350,6 +379,7 @@ impl Side {
     fn add(&mut self, other: Side) {
         self.texts = self.texts.saturating_add(other.texts);
         self.text_bytes = self.text_bytes.saturating_add(other.text_bytes);
+        self.token_ids = self.token_ids.saturating_add(other.token_ids);
         self.media_tokens = self.media_tokens.saturating_add(other.media_tokens);
     }
 }

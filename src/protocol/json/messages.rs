@@ -116,7 +116,8 @@ impl<'de> ValueShape<'de> for Conversations<'_, 'de> {
     }
 }
 
-/// The `input` of the Responses API: a string, which is a message of the user, or a list of items.
+/// The `input` of the Responses API: a string, which is a message of the user, or a list of items, which may be empty.
+/// Returns whether it is given.
 #[derive(Debug)]
 pub(super) struct Items<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
@@ -124,24 +125,29 @@ pub(super) struct Items<'p, 'de> {
 }
 
 impl<'de> ValueShape<'de> for Items<'_, 'de> {
-    type Out = ();
+    type Out = bool;
 
-    fn other(self, got: ValueType) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<bool, RequestError> {
         match got {
-            ValueType::Null => Ok(()),
+            ValueType::Null => Ok(false),
             _ => Err(invalid_prompt(self.field, "a string or an array of items", got.describe())),
         }
     }
 
-    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+    fn string(self, text: Text<'de>) -> Result<bool, RequestError> {
         self.out.piece(|| Piece::Role(Cow::Borrowed("user")));
         self.out.text(text);
         self.out.end_of_prompt();
-        Ok(())
+        Ok(true)
     }
 
-    fn array(self, walk: &mut Walk<'_, 'de>, rest: Elements) -> Walked<()> {
-        Conversation { out: self.out, field: self.field }.array(walk, rest)
+    fn array(self, walk: &mut Walk<'_, 'de>, rest: Elements) -> Walked<bool> {
+        if walk.is_at(b']') {
+            walk.element(&mut { rest }, Skim)?;
+        } else {
+            Conversation { out: self.out, field: self.field }.array(walk, rest)?;
+        }
+        Ok(true)
     }
 }
 

@@ -17,6 +17,9 @@ use attache_types::limits::Limits;
 use fields::RequestBody;
 use walk::Walk;
 
+/// The byte order mark of UTF-8.
+const MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Parses the body of a known API. `named` means that it must name a model if its API requires one.
 pub(super) fn read<'a>(
     api: Api,
@@ -30,8 +33,20 @@ pub(super) fn read<'a>(
         let message = format!("content-type must be application/json, got {got}");
         return Err(RequestError::new(Reason::UnsupportedMediaType, message));
     }
-    let text = text(body)?;
-    Walk::read(text, limits, RequestBody::new(api, limits, body.len(), named && api.requires_model()))
+    let unmarked = without_mark(body);
+    let text = text(unmarked)?;
+    let mut request =
+        Walk::read(text, limits, RequestBody::new(api, limits, body.len(), named && api.requires_model()))?;
+    if let Some(model) = &mut request.model {
+        let mark = body.len() - unmarked.len();
+        model.span = model.span.start + mark..model.span.end + mark;
+    }
+    Ok(request)
+}
+
+/// Returns a JSON body without its byte order mark, which Python's `json.loads` ignores as well.
+pub(super) fn without_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(MARK).unwrap_or(body)
 }
 
 /// Inspects the body of an unknown API: known members are used, nothing is rejected.
@@ -49,10 +64,8 @@ fn text(body: &[u8]) -> Result<&str, RequestError> {
     if body.is_empty() {
         return Err(RequestError::new(Reason::EmptyBody, "the body is empty, expected a JSON object"));
     }
-    if body.starts_with(b"\xEF\xBB\xBF")
-        || matches!(body, [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, _, ..] | [_, 0, ..])
-    {
-        let message = "invalid JSON: got a byte order mark or UTF-16, expected UTF-8 without BOM";
+    if matches!(body, [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] | [0, _, ..] | [_, 0, ..]) {
+        let message = "invalid JSON: got UTF-16 or UTF-32, expected UTF-8";
         return Err(RequestError::new(Reason::InvalidJson, message));
     }
     std::str::from_utf8(body).map_err(|e| {

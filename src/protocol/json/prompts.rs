@@ -1,20 +1,22 @@
 //! Prompts that are not conversations: text, token ids, lists of them, pairs.
 
 use super::messages::MessageNode;
-use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
+use super::walk::{Elements, Opaque, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::Builder;
 use crate::text::Text;
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
 
 /// Largest token id; servers store ids as signed 32-bit integers.
-const MAX_TOKEN_ID: u64 = i32::MAX as u64;
+const MAX_TOKEN_ID: u32 = i32::MAX as u32;
 
-/// `"text"`, `["text", …]`, `[ids…]` or `[[ids…], …]`.
+/// `"text"`, `["text", …]`, `[ids…]` or `[[ids…], …]`. With `takes_objects` also every shape that only some servers know
+/// (objects with text and images, typed parts, pairs): these are counted, and the prompt is opaque.
 #[derive(Debug)]
 pub(super) struct Prompts<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
     pub(super) field: &'static str,
+    pub(super) takes_objects: bool,
 }
 
 impl<'de> ValueShape<'de> for Prompts<'_, 'de> {
@@ -36,11 +38,18 @@ impl<'de> ValueShape<'de> for Prompts<'_, 'de> {
         Ok(())
     }
 
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+        if !self.takes_objects {
+            return Ok(self.other(ValueType::Object)?);
+        }
+        object(self.out, self.field, walk)
+    }
+
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
-        let Self { out, field } = self;
-        let mut ids = Vec::new();
+        let Self { out, field, takes_objects } = self;
+        let mut ids = out.token_ids();
         let mut prompts = 0u32;
-        while let Some(element) = walk.element(&mut rest, Element { out: &mut *out, field })? {
+        while let Some(element) = walk.element(&mut rest, Element { out: &mut *out, field, takes_objects })? {
             match element {
                 Some(id) if prompts == 0 => ids.push(id),
                 None if ids.is_empty() => {
@@ -60,18 +69,28 @@ impl<'de> ValueShape<'de> for Prompts<'_, 'de> {
     }
 }
 
+/// Reads an object with text and media as one opaque prompt.
+fn object<'de>(out: &mut Builder<'de>, field: &'static str, walk: &mut Walk<'_, 'de>) -> Walked<()> {
+    out.is_opaque = true;
+    MessageNode::part(out, field).object(walk)?;
+    out.end_of_prompt();
+    Ok(())
+}
+
 /// One element of a list: an id, which is returned, or a whole prompt, which is stored.
 struct Element<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
+    takes_objects: bool,
 }
 
 impl<'de> ValueShape<'de> for Element<'_, 'de> {
     type Out = Option<u32>;
+    const NUMBERS_ARE_FREE: bool = true;
 
     fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
         match got {
-            ValueType::Null | ValueType::Bool(_) | ValueType::String | ValueType::Array | ValueType::Object => {
+            ValueType::Null | ValueType::String | ValueType::Array | ValueType::Object => {
                 Err(invalid_prompt(self.field, "a list of strings or of token ids", got.describe()))
             }
             number => TokenId { field: self.field }.other(number).map(Some),
@@ -84,13 +103,65 @@ impl<'de> ValueShape<'de> for Element<'_, 'de> {
         Ok(None)
     }
 
-    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<Self::Out> {
-        let mut ids = Vec::new();
-        while let Some(id) = walk.element(&mut rest, TokenId { field: self.field })? {
-            ids.push(id);
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
+        if !self.takes_objects {
+            return Ok(self.other(ValueType::Object)?);
         }
-        self.out.tokens(ids);
-        self.out.end_of_prompt();
+        object(self.out, self.field, walk).map(|()| None)
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<Self::Out> {
+        let Self { out, field, takes_objects } = self;
+        let mut ids = out.token_ids();
+        if takes_objects {
+            while let Some(id) = walk.element(&mut rest, Part { out: &mut *out })? {
+                id.into_iter().for_each(|id| ids.push(id));
+            }
+        } else {
+            while let Some(id) = walk.element(&mut rest, TokenId { field })? {
+                ids.push(id);
+            }
+        }
+        if !out.is_opaque {
+            out.tokens(ids);
+        } else {
+            out.count_tokens(&ids);
+        }
+        out.end_of_prompt();
+        Ok(None)
+    }
+}
+
+/// A part of one prompt or text: a token id, which is returned, or text, or an object with text and media.
+struct Part<'p, 'de> {
+    out: &'p mut Builder<'de>,
+}
+
+impl<'de> ValueShape<'de> for Part<'_, 'de> {
+    type Out = Option<u32>;
+    const NUMBERS_ARE_FREE: bool = true;
+
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
+        let id = token_id(got);
+        self.out.is_opaque |= id.is_none();
+        Ok(id)
+    }
+
+    fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {
+        self.out.is_opaque = true;
+        self.out.text(text);
+        Ok(None)
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
+        self.out.is_opaque = true;
+        MessageNode::part(self.out, "content").object(walk)?;
+        Ok(None)
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, rest: Elements) -> Walked<Self::Out> {
+        self.out.is_opaque = true;
+        Opaque.array(walk, rest)?;
         Ok(None)
     }
 }
@@ -103,18 +174,34 @@ struct TokenId {
 
 impl ValueShape<'_> for TokenId {
     type Out = u32;
+    const NUMBERS_ARE_FREE: bool = true;
 
     fn other(self, got: ValueType) -> Result<u32, RequestError> {
-        match got {
-            ValueType::Unsigned(id @ 0..=MAX_TOKEN_ID) => Ok(id as u32),
-            ValueType::Unsigned(_) => Err(invalid_tokens(self.field, "a larger number")),
-            _ => Err(invalid_tokens(self.field, got.describe())),
-        }
+        let larger = |got: ValueType| matches!(got, ValueType::Unsigned(_)).then_some("a larger number");
+        token_id(got).ok_or_else(|| invalid_tokens(self.field, larger(got).unwrap_or(got.describe())))
+    }
+
+    fn string(self, text: Text<'_>) -> Result<u32, RequestError> {
+        let number = text.get().trim().parse().map(ValueType::Fraction);
+        self.other(number.unwrap_or(ValueType::String))
     }
 }
 
-/// The texts on one side of a rerank or score request: a string, an object with content, or a list
-/// of these. Returns their number.
+/// Returns the token id that a value stands for. Servers convert `7.0` and `true`, as for counts.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+fn token_id(got: ValueType) -> Option<u32> {
+    match got {
+        ValueType::Unsigned(id) => u32::try_from(id).ok().filter(|id| *id <= MAX_TOKEN_ID),
+        ValueType::Fraction(id) if id.fract() == 0.0 && (0.0..=f64::from(MAX_TOKEN_ID)).contains(&id) => {
+            Some(id as u32)
+        }
+        ValueType::Bool(id) => Some(id.into()),
+        _ => None,
+    }
+}
+
+/// The texts on one side of a rerank or score request: a string, token ids, an object with content, or a list of these.
+/// Returns their number.
 #[derive(Debug)]
 pub(super) struct Texts<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
@@ -140,13 +227,20 @@ impl<'de> ValueShape<'de> for Texts<'_, 'de> {
 
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<u32> {
         let Self { out, field } = self;
-        let mut count = 0u32;
-        while walk.element(&mut rest, OneOfTexts { out: &mut *out, field })?.is_some() {
+        let (mut count, mut ids) = (0u32, 0u64);
+        while let Some(is_id) = walk.element(&mut rest, OneOfTexts { out: &mut *out, field })? {
             out.keep(false);
+            if is_id {
+                ids += 1;
+                continue;
+            }
             count = count.saturating_add(1);
             check_prompts(walk.limits, field, count)?;
         }
         out.keep(true);
+        out.prompt.token_ids = out.prompt.token_ids.saturating_add(ids);
+        // A flat list of token ids is one text.
+        let count = count.max(u32::from(ids > 0));
         if count == 0 {
             return Err(invalid_prompt(field, "a list of at least one text", "an empty array").into());
         }
@@ -154,34 +248,47 @@ impl<'de> ValueShape<'de> for Texts<'_, 'de> {
     }
 }
 
-/// One text of a list of texts.
+/// One text of a list of texts, or one token id. Returns whether it is an id.
 struct OneOfTexts<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
 }
 
 impl<'de> ValueShape<'de> for OneOfTexts<'_, 'de> {
-    type Out = ();
+    type Out = bool;
+    const NUMBERS_ARE_FREE: bool = true;
 
-    fn other(self, got: ValueType) -> Result<(), RequestError> {
-        Err(invalid_prompt(self.field, "a list of strings or objects", got.describe()))
+    fn other(self, got: ValueType) -> Result<bool, RequestError> {
+        let allowed = "a list of strings, objects or token ids";
+        token_id(got).map(|_| true).ok_or_else(|| invalid_prompt(self.field, allowed, got.describe()))
     }
 
-    fn string(self, text: Text<'de>) -> Result<(), RequestError> {
+    fn string(self, text: Text<'de>) -> Result<bool, RequestError> {
         self.out.text(text);
-        Ok(())
+        Ok(false)
     }
 
-    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        MessageNode::part(self.out, self.field).object(walk)
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<bool> {
+        MessageNode::part(self.out, self.field).object(walk)?;
+        Ok(false)
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<bool> {
+        let mut ids = 0u64;
+        while let Some(id) = walk.element(&mut rest, Part { out: &mut *self.out })? {
+            ids += u64::from(id.is_some());
+        }
+        self.out.prompt.token_ids = self.out.prompt.token_ids.saturating_add(ids);
+        Ok(false)
     }
 }
 
-/// A list of token ids, as `/detokenize` has it.
+/// A list of token ids, as `/detokenize` has it: there it may be a list of lists (`takes_lists`).
 #[derive(Debug)]
 pub(super) struct TokenList<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
     pub(super) field: &'static str,
+    pub(super) takes_lists: bool,
 }
 
 impl<'de> ValueShape<'de> for TokenList<'_, 'de> {
@@ -192,12 +299,16 @@ impl<'de> ValueShape<'de> for TokenList<'_, 'de> {
     }
 
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
-        let mut ids = Vec::new();
-        while let Some(id) = walk.element(&mut rest, TokenId { field: self.field })? {
+        let Self { out, field, takes_lists } = self;
+        if takes_lists && walk.is_at(b'[') {
+            return Prompts { out, field, takes_objects: false }.array(walk, rest);
+        }
+        let mut ids = out.token_ids();
+        while let Some(id) = walk.element(&mut rest, TokenId { field })? {
             ids.push(id);
         }
-        self.out.tokens(ids);
-        self.out.end_of_prompt();
+        out.tokens(ids);
+        out.end_of_prompt();
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Single values: a model, a flag, a number, a name.
 
-use super::walk::{ValueShape, ValueType};
+use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
 use crate::text::Text;
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
@@ -45,21 +45,43 @@ impl<'de> ValueShape<'de> for ModelName<'_> {
     }
 }
 
-/// `true`, `false` or null; null means false.
+/// A boolean, converted as in model servers: pydantic accepts `1`, `0.0`, `"on"` and `"False"` among others. Null means
+/// false.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
     pub(super) field: &'static str,
+}
+
+impl Flag {
+    /// Returns the flag that a value other than a string stands for.
+    fn of(got: ValueType) -> Option<bool> {
+        match got {
+            ValueType::Bool(value) => Some(value),
+            ValueType::Null | ValueType::Unsigned(0) => Some(false),
+            ValueType::Unsigned(1) => Some(true),
+            ValueType::Fraction(value) if value == 0.0 || value == 1.0 => Some(value == 1.0),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the flag that a text stands for; `None` if pydantic accepts the text for none.
+pub(crate) fn flag(text: &str) -> Option<bool> {
+    const TRUE: [&str; 6] = ["true", "1", "on", "yes", "t", "y"];
+    const FALSE: [&str; 6] = ["false", "0", "off", "no", "f", "n"];
+    let is_one_of = |words: [&str; 6]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    is_one_of(TRUE).then_some(true).or_else(|| is_one_of(FALSE).then_some(false))
 }
 
 impl ValueShape<'_> for Flag {
     type Out = bool;
 
     fn other(self, got: ValueType) -> Result<bool, RequestError> {
-        match got {
-            ValueType::Bool(value) => Ok(value),
-            ValueType::Null => Ok(false),
-            _ => Err(invalid_type(self.field, "true or false", got)),
-        }
+        Flag::of(got).ok_or_else(|| invalid_type(self.field, "true or false", got))
+    }
+
+    fn string(self, text: Text<'_>) -> Result<bool, RequestError> {
+        flag(&text.get()).ok_or_else(|| invalid_type(self.field, "true or false", ValueType::String))
     }
 }
 
@@ -75,7 +97,7 @@ impl ValueShape<'_> for Given {
     }
 }
 
-/// A flag that informs routing and that the server validates: only `true` sets it.
+/// A [`Flag`] that informs routing and that the server validates: other values count as false.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Set;
 
@@ -83,7 +105,11 @@ impl ValueShape<'_> for Set {
     type Out = bool;
 
     fn other(self, got: ValueType) -> Result<bool, RequestError> {
-        Ok(got == ValueType::Bool(true))
+        Ok(Flag::of(got).unwrap_or_default())
+    }
+
+    fn string(self, text: Text<'_>) -> Result<bool, RequestError> {
+        Ok(flag(&text.get()).unwrap_or_default())
     }
 }
 
@@ -108,12 +134,16 @@ impl ValueShape<'_> for Count {
         }
     }
 
-    /// Parses as pydantic does: white space around it, a sign, underscores between digits, and a fraction of zeros.
     fn string(self, text: Text<'_>) -> Result<Option<u32>, RequestError> {
-        let text = text.get();
-        let digits = text.trim().replace('_', "");
-        digits.parse().map(whole).map_err(|_| invalid_type(self.field, "a whole number", ValueType::String))
+        parsed(&text.get()).ok_or_else(|| invalid_type(self.field, "a whole number", ValueType::String))
     }
+}
+
+/// Parses a count as pydantic does: white space around it, a sign, underscores between digits, and a fraction of zeros.
+/// `None` if it is no number; the inner one if it is negative.
+#[expect(clippy::option_option, reason = "an invalid text and a number without effect differ")]
+fn parsed(text: &str) -> Option<Option<u32>> {
+    text.trim().replace('_', "").parse().ok().map(whole)
 }
 
 /// Rounds up to a whole number; `None` when the result is negative.
@@ -139,17 +169,20 @@ impl<'de> ValueShape<'de> for Name {
 }
 
 /// The salt of the prefix cache. Tenants with different salts must never share blocks, so
-/// an unreadable salt is rejected.
+/// an unreadable salt is rejected. Of a list with a salt for each prompt (SGLang), the first one counts, as of the
+/// prompts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheSalt<'l> {
     pub(super) limits: &'l Limits,
+    pub(super) field: &'static str,
 }
 
 impl CacheSalt<'_> {
     fn invalid(self, got: &str) -> RequestError {
         let allowed = self.limits.max_cache_salt_bytes;
-        let message = format!("`cache_salt` must be a string of 1 to {allowed} bytes, got {got}");
-        RequestError::new(Reason::InvalidCacheSalt, message).param("cache_salt")
+        let field = self.field;
+        let message = format!("`{field}` must be a string of 1 to {allowed} bytes, or a list of these, got {got}");
+        RequestError::new(Reason::InvalidCacheSalt, message).param(field)
     }
 }
 
@@ -169,6 +202,12 @@ impl<'de> ValueShape<'de> for CacheSalt<'_> {
             n if n > self.limits.max_cache_salt_bytes as usize => Err(self.invalid(&format!("{n} bytes"))),
             _ => Ok(Some(text.into_cow())),
         }
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<Self::Out> {
+        let Some(first) = walk.element(&mut rest, self)? else { return Err(self.invalid("an empty array").into()) };
+        while walk.element(&mut rest, self)?.is_some() {}
+        Ok(first)
     }
 }
 

@@ -60,9 +60,10 @@ mod bad_inputs {
             (b"  \n", Reason::InvalidJson, "line 2 column 1"),
             (b"{\"model\":\"m\",\n\"messages\":[{", Reason::InvalidJson, "line 2"),
             (b"{\"model\":\"m\",\"messages\":[{\"role\":\"user\"}]} x", Reason::InvalidJson, "trailing"),
-            (b"\xEF\xBB\xBF{}", Reason::InvalidJson, "expected UTF-8 without BOM"),
-            (b"\xFF\xFE{\0}\0", Reason::InvalidJson, "expected UTF-8 without BOM"),
-            (&utf16, Reason::InvalidJson, "expected UTF-8 without BOM"),
+            (b"\xEF\xBB\xBF", Reason::EmptyBody, "empty"),
+            (b"\xEF\xBB\xBF\xEF\xBB\xBF{}", Reason::InvalidJson, "expected a value"),
+            (b"\xFF\xFE{\0}\0", Reason::InvalidJson, "got UTF-16 or UTF-32, expected UTF-8"),
+            (&utf16, Reason::InvalidJson, "got UTF-16 or UTF-32, expected UTF-8"),
             (b"{\"model\":\"m\",\"messages\":[{\"content\":\"a\xFFb\"}]}", Reason::InvalidUtf8, "offset 38"),
             (b"{\"model\":\"m\",\"messages\":[{\"content\":\"\\ud800\"}]}", Reason::InvalidJson, "hex escape"),
             (b"{\"model\":\"m\",\"unknown\":[\"\\udc00\"]}", Reason::InvalidJson, "lone surrogate in a hex escape"),
@@ -120,12 +121,47 @@ mod bad_inputs {
         for body in [
             format!(r#"{{"model":"m",{}}}"#, keys.join(",")),
             format!(r#"{{"model":"m","unknown":[{elements}]}}"#),
-            format!(r#"{{"model":"m","prompt":[{elements}]}}"#),
             format!(r#"{{"model":"m","tools":[{elements}]}}"#),
         ] {
-            let api = if body.contains("prompt") { Api::Completions } else { Api::ChatCompletions };
-            assert_eq!(refused(api, body).reason, Reason::JsonTooComplex);
+            assert_eq!(refused(Api::ChatCompletions, body).reason, Reason::JsonTooComplex);
         }
+        let strings = vec!["\"0\""; 1_000_000].join(",");
+        let body = format!(r#"{{"model":"m","token_ids":[{strings}]}}"#);
+        assert_eq!(refused(Api::Generate, body).reason, Reason::JsonTooComplex, "only numbers are free");
+        let body = format!(r#"{{"model":"m","input":[[{}]]}}"#, vec!["[]"; 600_000].join(","));
+        assert_eq!(refused(Api::Embeddings, body).reason, Reason::JsonTooComplex);
+    }
+
+    #[test]
+    fn numbers_in_lists_of_token_ids_and_vectors_are_no_values() {
+        let list = |count: usize| format!("[{}]", vec!["7"; count].join(","));
+        let batch = format!("[{}]", vec![list(499); 1_000].join(","));
+        for (api, field, value, ids) in [
+            (Api::Completions, "prompt", list(1_000_000), 1_000_000),
+            (Api::Completions, "prompt", batch.clone(), 499_000),
+            (Api::Embeddings, "input", batch.clone(), 499_000),
+            (Api::Embeddings, "input", format!("[{}]", vec![list(600); 1_000].join(",")), 600_000),
+            (Api::SglangGenerate, "input_ids", list(1_000_000), 1_000_000),
+            (Api::Generate, "token_ids", list(1_000_000), 1_000_000),
+            (Api::Detokenize, "tokens", list(1_000_000), 1_000_000),
+            (Api::Detokenize, "tokens", batch.clone(), 499_000),
+            (Api::Classify, "input", list(1_000_000), 1_000_000),
+            // Vectors are no tokens.
+            (Api::SglangGenerate, "input_embeds", format!("[{}]", vec![list(4_096); 200].join(",")), 0),
+        ] {
+            let body = format!(r#"{{"model":"m","{field}":{value}}}"#);
+            assert_eq!(ok(api, &body).prompt.token_ids, ids, "{api:?} {field}");
+        }
+        let body = format!(r#"{{"model":"m","query":{},"items":{batch}}}"#, list(600_000));
+        assert_eq!(ok(Api::Score, &body).prompt.count, 1_000);
+    }
+
+    #[test]
+    fn only_ids_of_the_first_prompt_are_stored() {
+        let batch = prompt(&format!("[[1,2],{}]", vec!["[7,7,7]"; 1_000].join(",")));
+        let request = ok(Api::Completions, &batch);
+        assert_eq!(request.prompt.pieces, [Piece::Tokens(vec![1, 2])]);
+        assert_eq!(request.prompt.token_ids, 3_002);
     }
 
     #[test]
@@ -183,18 +219,31 @@ mod bad_inputs {
 
     #[test]
     fn token_ids_are_checked() {
-        for ids in
-            ["[-1]", "[2147483648]", "[1.5]", "[1,\"a\"]", "[\"a\",1]", "[[1,-1]]", "[[1],2]", "[[1,\"a\"]]", "[1e3]"]
-        {
+        for ids in [
+            "[-1]",
+            "[2147483648]",
+            "[1.5]",
+            "[1,\"a\"]",
+            "[\"a\",1]",
+            "[[1,-1]]",
+            "[[1],2]",
+            "[[1,\"a\"]]",
+            "[1e30]",
+            "[[null]]",
+        ] {
             let error = refused(Api::Completions, prompt(ids));
             assert_eq!((error.reason, error.param), (Reason::InvalidPromptTokens, Some("prompt")), "{ids}: {error}");
         }
         assert_eq!(ok(Api::Completions, &prompt("[0,2147483647]")).prompt.token_ids, 2);
+        // Converted as pydantic does.
+        for (ids, expected) in [("[1e3,2.0,true]", vec![1_000, 2, 1]), (r#"[["7"," 8.0 "]]"#, vec![7, 8])] {
+            assert_eq!(ok(Api::Completions, &prompt(ids)).prompt.pieces, [Piece::Tokens(expected)], "{ids}");
+        }
     }
 
     #[test]
     fn prompts_are_checked() {
-        for bad in ["123", "[]", "null", "{}", "true", "[null]", "[{}]", "[true]"] {
+        for bad in ["123", "[]", "null", "{}", "true", "[null]", "[{}]"] {
             let error = refused(Api::Completions, prompt(bad));
             assert_eq!((error.reason, error.param), (Reason::InvalidPrompt, Some("prompt")), "{bad}: {error}");
         }
@@ -213,15 +262,29 @@ mod bad_inputs {
     fn other_members_are_checked() {
         let with =
             |field: &str, value: &str| format!(r#"{{"model":"m","messages":[{{"content":"x"}}],"{field}":{value}}}"#);
-        for value in ["\"true\"", "1", "{}", "[]"] {
+        // What pydantic 2 accepts as a boolean, and what it rejects.
+        let texts = |words: &[&str]| words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
+        let true_texts = texts(&["true", "True", "tRue", "ON", "yes", "y", "t", "1"]);
+        for value in true_texts.iter().map(String::as_str).chain(["true", "1", "1.0", "1e0"]) {
+            assert!(ok(Api::ChatCompletions, &with("stream", value)).stream, "{value}");
+        }
+        let false_texts = texts(&["false", "False", "0", "no", "n", "f", "OFF"]);
+        for value in false_texts.iter().map(String::as_str).chain(["null", "false", "0", "-0", "0.0"]) {
+            assert!(!ok(Api::ChatCompletions, &with("stream", value)).stream, "{value}");
+        }
+        let invalid_texts = texts(&["", " true ", "2", "1.0", "null"]);
+        for value in invalid_texts.iter().map(String::as_str).chain(["2", "-1", "1.5", "{}", "[]"]) {
             let error = refused(Api::ChatCompletions, with("stream", value));
             assert_eq!((error.reason, error.param), (Reason::InvalidType, Some("stream")), "{value}");
         }
-        assert!(!ok(Api::ChatCompletions, &with("stream", "null")).stream);
         let long = format!("\"{}\"", "s".repeat(1 << 20));
-        for value in ["\"\"", &long, "7", "[]", "true"] {
-            let error = refused(Api::ChatCompletions, with("cache_salt", value));
-            assert_eq!((error.reason, error.param), (Reason::InvalidCacheSalt, Some("cache_salt")));
+        for field in ["cache_salt", "extra_key"] {
+            let body = |value: &str| format!(r#"{{"model":"m","text":"x","{field}":{value}}}"#);
+            for value in ["\"\"", &long, "7", "[]", "true", "[7]", r#"["s",""]"#, "{}"] {
+                let error = refused(Api::SglangGenerate, body(value));
+                assert_eq!((error.reason, error.param), (Reason::InvalidCacheSalt, Some(field)), "{value}");
+            }
+            assert_eq!(ok(Api::SglangGenerate, &body(r#"["s","t"]"#)).cache_salt.as_deref(), Some("s"));
         }
         assert_eq!(ok(Api::ChatCompletions, &with("cache_salt", "\"s\"")).cache_salt.as_deref(), Some("s"));
         for field in ["max_tokens", "max_completion_tokens", "n"] {
@@ -471,4 +534,38 @@ fn report_mode_is_found_wherever_vllm_reads_it() {
     }
     let sampling = r#"{"model":"m","token_ids":[1],"sampling_params":{"extra_args":{"kv_cache_report_mode":"full"}}}"#;
     assert!(sets(Api::Generate, sampling));
+}
+
+/// Editors of Windows and some HTTP clients write one.
+#[test]
+fn byte_order_mark_is_ignored_and_kept() {
+    let unmarked = chat(r#"[{"role":"user","content":"x"}]"#);
+    let marked = format!("\u{feff}{unmarked}");
+    let request = ok(Api::ChatCompletions, &marked);
+    let span = request.model.clone().map(|m| m.span).unwrap();
+    assert_eq!(&marked[span.clone()], "\"m\"");
+    assert_eq!(request.prompt, ok(Api::ChatCompletions, &unmarked).prompt);
+    let rewritten = replace_model(marked.as_bytes(), span, "other");
+    assert!(rewritten.starts_with(b"\xEF\xBB\xBF{\"model\":\"other\","));
+    let inserted = crate::insert_model("\u{feff} {\"prompt\":\"x\"}".as_bytes(), "m");
+    assert_eq!(inserted, "\u{feff} {\"model\":\"m\",\"prompt\":\"x\"}".as_bytes());
+    let edited = crate::edit::Edits::new().set("n", b"2".as_slice()).apply(marked.as_bytes()).unwrap().into_owned();
+    assert!(edited.starts_with(b"\xEF\xBB\xBF{"));
+    assert_eq!(ok(Api::ChatCompletions, std::str::from_utf8(&edited).unwrap()).choices, 2);
+}
+
+/// Words that Codex and OpenAI's SDK write below `/v1/responses`.
+#[test]
+fn words_below_responses_are_read_like_responses() {
+    let body = r#"{"model":"m","input":[{"role":"user","content":"x"}],"instructions":"brief"}"#;
+    let (api, id) = Api::from_path("/v1/responses/compact");
+    assert_eq!((ok(api, body), id), (ok(Api::Responses, body), None));
+    assert_eq!(shown(&ok(Api::InputTokens, body).prompt.system), ["brief"]);
+    ok(Api::InputTokens, r#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#);
+    ok(Api::InputTokens, r#"{"model":"m","previous_response_id":"resp_1"}"#);
+    assert_eq!(refused(Api::InputTokens, r#"{"input":"x"}"#).reason, Reason::InvalidModel);
+    // A word that Attaché does not know is taken for an id, and still names its model.
+    let named = ok(Api::ResponseById, body).model.map(|m| m.name.into_owned());
+    assert_eq!(named.as_deref(), Some("m"));
+    assert_eq!(ok(Api::ResponseById, "").model, None);
 }

@@ -86,8 +86,11 @@ impl<'l, 'de> Walk<'l, 'de> {
 
     /// Reads the next value with `shape`.
     pub(super) fn value<S: ValueShape<'de>>(&mut self, shape: S) -> Walked<S::Out> {
-        self.count()?;
-        match self.reader.peek() {
+        let first = self.reader.peek();
+        if !(S::NUMBERS_ARE_FREE && first.is_some_and(|byte| byte.is_ascii_digit() || byte == b'-')) {
+            self.count()?;
+        }
+        match first {
             Some(b'"') => Ok(shape.string(self.string()?)?),
             Some(b'{') => {
                 self.reader.step();
@@ -106,6 +109,11 @@ impl<'l, 'de> Walk<'l, 'de> {
             Some(byte) => Ok(shape.other(self.scalar(byte)?)?),
             None => Err(self.invalid(Malformed("unexpected end of the text"))),
         }
+    }
+
+    /// Whether the next byte that is no white space is this one.
+    pub(super) fn is_at(&mut self, byte: u8) -> bool {
+        self.reader.peek() == Some(byte)
     }
 
     fn scalar(&mut self, byte: u8) -> Walked<ValueType> {
@@ -244,6 +252,9 @@ impl ValueType {
 /// Defines what is taken from one JSON value. Types without their own method go to [`ValueShape::other`].
 pub(super) trait ValueShape<'de>: Sized {
     type Out;
+    /// Whether a number does not count as one of [`Limits::max_json_values`]. Set for elements of flat lists of numbers,
+    /// which cost no more memory than their bytes.
+    const NUMBERS_ARE_FREE: bool = false;
 
     /// Any value that no other method takes. Returns its result, or the reason for which it is rejected. Arrays
     /// and objects are walked afterwards.
@@ -265,6 +276,24 @@ pub(super) trait ValueShape<'de>: Sized {
         let out = self.other(ValueType::Object)?;
         walk.fields(&[], |_, _| Ok(()))?;
         Ok(out)
+    }
+}
+
+/// As [`Skim`], for prompts in the form of numbers: vectors of embeddings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opaque;
+
+impl<'de> ValueShape<'de> for Opaque {
+    type Out = ();
+    const NUMBERS_ARE_FREE: bool = true;
+
+    fn other(self, _got: ValueType) -> Result<(), RequestError> {
+        Ok(())
+    }
+
+    fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
+        while walk.element(&mut rest, Opaque)?.is_some() {}
+        Ok(())
     }
 }
 

@@ -315,10 +315,12 @@ fn body_of_splitting_pool_must_be_valid() {
     // SGLang accepts an array of `sampling_params`.
     let several = r#"{"text":"t","sampling_params":[{}],"bootstrap_room":7}"#;
     assert_eq!(sent("/generate", several).text(), r#"{"text":"t","sampling_params":[{}]}"#);
-    // Python parses this, Attaché does not.
+    // Python parses both, Attaché only the first.
     let marked = format!("\u{feff}{foreign}");
+    let invalid = foreign.replacen('{', "{\"x\":NaN,", 1);
     for path in ["/v1/completions", "/invocations"] {
-        assert_eq!(sent(path, &marked).refused.unwrap().0, 400, "{path}");
+        assert_eq!(sent(path, &marked).text(), "\u{feff}{\"model\":\"m\",\"prompt\":\"p\"}", "{path}");
+        assert_eq!(sent(path, &invalid).refused.unwrap().0, 400, "{path}");
     }
     assert!(sent("/upload", "no JSON at all").set.contains_key(DESTINATION));
 }

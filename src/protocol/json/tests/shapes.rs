@@ -164,9 +164,23 @@ fn responses_in_all_forms() {
     for bad in [r#"{"model":"m"}"#, r#"{"model":"m","input":null}"#, r#"{"model":"m","input":7}"#] {
         assert_eq!(refused(Api::Responses, bad).reason, Reason::InvalidPrompt, "{bad}");
     }
+    // The rest of the prompt is on the server.
+    for rest in [
+        r#""input":[]"#,
+        r#""input":[],"previous_response_id":"resp_1""#,
+        r#""previous_response_id":"resp_1""#,
+        r#""input":null,"conversation":{"id":"conv_1"}"#,
+        r#""prompt":{"id":"pmpt_1","variables":{"a":"b"}}"#,
+    ] {
+        let body = format!(r#"{{"model":"m","instructions":"brief",{rest}}}"#);
+        let request = ok(Api::Responses, &body);
+        assert_eq!(shown(&request.prompt.system), ["brief"], "{rest}");
+        assert_eq!(request.prompt.count, 0, "{rest}");
+    }
     let request = ok(Api::Conversations, r#"{"items":[{"type":"message","role":"user","content":"x"}],"metadata":{}}"#);
     assert_eq!(shown(&request.prompt.pieces), ["<user>", "x"]);
     ok(Api::Conversations, r#"{"metadata":{"a":"b"}}"#);
+    ok(Api::Conversations, r#"{"items":[]}"#);
 }
 
 #[test]
@@ -226,6 +240,32 @@ fn embeddings_rerank_score_and_tokenize_in_all_forms() {
     ok(Api::Pooling, r#"{"model":"m","data":{"x":1}}"#);
     ok(Api::Classify, r#"{"model":"m","input":["x"]}"#);
 
+    // Objects, typed parts and pairs, as SGLang and vLLM take them. None has a prefix key.
+    for (input, count, media) in [
+        (r#"{"text":"ab"}"#, 1, 0),
+        (r#"{"text":"ab","image":"data:image/png;base64,AA"}"#, 1, 1),
+        (r#"[{"text":"ab"},{"image":"https://x/y.png"}]"#, 2, 1),
+        (r#"[{"type":"text","text":"ab"},{"type":"image_url","image_url":{"url":"u"}}]"#, 2, 1),
+        (r#"[{"content":[{"type":"text","text":"ab"}]}]"#, 1, 0),
+        (r#"[["a","b"],["c","d"]]"#, 2, 0),
+        (r#"["a",{"text":"b"}]"#, 2, 0),
+        (r#"[[{"type":"text","text":"ab"},{"type":"image_url","image_url":"u"}],["c",[1],null]]"#, 2, 1),
+    ] {
+        for api in [Api::Embeddings, Api::Pooling, Api::Classify] {
+            let body = format!(r#"{{"model":"m","input":{input}}}"#);
+            let request = ok(api, &body);
+            assert_eq!((request.prompt.count, request.opaque_prompt), (count, true), "{input}");
+            assert!(request.prompt.text_bytes >= 2, "{input}");
+            assert_eq!(request.prompt.media_tokens, media * MediaKind::Image.estimated_tokens(), "{input}");
+        }
+    }
+    for bad in ["7", "true", "[null]", "[1,\"a\"]", "[-1]"] {
+        let body = format!(r#"{{"model":"m","input":{bad}}}"#);
+        assert!(refused(Api::Embeddings, body).param == Some("input"), "{bad}");
+    }
+    ok(Api::Embeddings, r#"{"model":"m","images":["data:x"],"input_type":"image"}"#);
+    assert_eq!(ok(Api::Classify, r#"{"model":"m","text":["ab","c"]}"#).prompt.text_bytes, 3);
+
     let request = ok(Api::Rerank, r#"{"model":"m","documents":["abc",{"text":"de"}],"query":"qq","top_n":1}"#);
     assert_eq!(shown(&request.prompt.pieces), ["abc", "qq"]);
     // The query is read with each of the documents.
@@ -239,6 +279,20 @@ fn embeddings_rerank_score_and_tokenize_in_all_forms() {
         let request = ok(Api::Score, body);
         assert_eq!((request.prompt.text_bytes, request.prompt.count), (6, 2), "{body}");
     }
+    // SGLang scores items after a query; both may be token ids.
+    for (body, text_bytes, token_ids, count) in [
+        (r#"{"model":"m","query":"aa","items":["b","c"],"label_token_ids":[1,2],"apply_softmax":true}"#, 6, 0, 2),
+        (r#"{"model":"m","query":"aa","items":"b"}"#, 3, 0, 1),
+        (r#"{"model":"m","query":[1,2,3],"items":[[4],[5,6]],"item_first":false}"#, 0, 9, 2),
+        (r#"{"model":"m","query":[1,2,3],"items":[[4,5]]}"#, 0, 5, 1),
+    ] {
+        let request = ok(Api::Score, body).prompt;
+        assert_eq!((request.text_bytes, request.token_ids, request.count), (text_bytes, token_ids, count), "{body}");
+    }
+    let body = r#"{"model":"m","query":[{"type":"text","text":"q"}],
+        "documents":[[{"type":"text","text":"d"},{"type":"image_url","image_url":{"url":"u"}}],"e"]}"#;
+    let request = ok(Api::Rerank, body).prompt;
+    assert_eq!((request.count, request.media_tokens), (2, MediaKind::Image.estimated_tokens()));
     let request = ok(Api::Score, r#"{"model":"m","text_1":["a","b"],"text_2":["c","d"]}"#);
     assert_eq!((request.prompt.text_bytes, request.prompt.count), (4, 2));
     let body = r#"{"model":"m","data_1":{"content":[{"type":"text","text":"t"}]},"data_2":{"content":[{"type":"image_url","image_url":{"url":"u"}}]}}"#;
@@ -354,7 +408,7 @@ fn sglang_requests_in_all_forms() {
         r#"{"text":["a","bc"],"sampling_params":[{"max_new_tokens":7},{"max_new_tokens":9,"n":1}],"extra_key":["k","l"]}"#,
     );
     assert_eq!((batch.prompt.count, batch.max_tokens, batch.answers()), (2, Some(9), 2));
-    assert_eq!(batch.cache_salt, None);
+    assert_eq!(batch.cache_salt.as_deref(), Some("k"), "the salt of the first prompt");
     let ids = ok(Api::SglangGenerate, r#"{"input_ids":[[1,2],[3]],"text":null,"model":"m","image_data":["x"]}"#);
     assert_eq!((ids.prompt.count, ids.prompt.token_ids, ids.opaque_prompt), (2, 3, true));
     for without in [r#"{"max_new_tokens":null}"#, "{}"] {
