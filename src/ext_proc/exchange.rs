@@ -42,6 +42,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     CommonResponse, HeaderMutation, HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 use envoy_types::pb::google::protobuf::Struct;
+use form::FormUpload;
 use http::uri::Authority;
 use queueing::QueueState;
 use splitting::Splitting;
@@ -54,6 +55,7 @@ use token_wait::{DecisionPoint, TokenWait};
 mod answering;
 mod destination;
 mod disconnect;
+mod form;
 mod gateway_authority;
 mod listing;
 mod queueing;
@@ -148,8 +150,8 @@ pub struct Exchange {
     subset: Option<Subset>,
     body: Body,
     progress: Progress,
-    /// Length of the form when it was last parsed, bytes.
-    form_read: u64,
+    /// The form that is uploaded, unless Envoy sends it in one message.
+    form: Option<Box<FormUpload>>,
     /// The client's connection to Envoy.
     connection: Option<u64>,
     span: Option<Box<RequestSpan>>,
@@ -184,7 +186,7 @@ impl Exchange {
             subset: None,
             body: Body::new(&picker.buffered),
             progress: Progress::begin(now),
-            form_read: 0,
+            form: None,
             connection: None,
             span: None,
             in_flight: None,
@@ -216,9 +218,9 @@ impl Exchange {
     /// When Attaché decides on the part of a STREAMED body that has arrived.
     ///
     /// In that mode, Envoy holds request trailers until each chunk is answered, so the end of a request with trailers
-    /// never arrives. A pause counts as the end; it is longer if the body is not complete JSON.
+    /// never arrives. A pause counts as the end; it is longer if the body is not complete JSON. A form says where it ends.
     fn patience_ends(&self) -> Option<Timestamp> {
-        if self.modes().request != BodyMode::Streamed || self.body.messages() == 0 {
+        if self.modes().request != BodyMode::Streamed || self.body.messages() == 0 || self.form.is_some() {
             return None;
         }
         let pause = if self.body.may_be_whole() { PAUSE_AFTER_JSON } else { PAUSE };
@@ -313,6 +315,10 @@ impl Exchange {
             }
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
             RequestSide::Flowing => {
+                if let Some(error) = self.contradiction_in_form(&message.body) {
+                    self.refuse_in_flight(End::Contradicted, &error, now, out);
+                    return Ok(());
+                }
                 if message.end_of_stream {
                     self.request = RequestSide::Ended;
                 }
@@ -324,6 +330,7 @@ impl Exchange {
         self.take_subset(metadata.as_ref());
         let modes = self.modes();
         let complete = message.end_of_stream || modes.body_at_once;
+        self.read_form(&message.body);
         self.collect(message.body, now);
         if let Some(error) = self.refusal_by_size(now) {
             self.refuse(&error, now, out);
@@ -364,6 +371,7 @@ impl Exchange {
             Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
+                self.form = None;
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
                 self.begin_in_flight(*plan, now);
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
@@ -460,7 +468,20 @@ impl Exchange {
         step
     }
 
+    /// Rejects a request that has been decided. Envoy resets it at the server, and sends the error unless the response
+    /// has begun. The decision log gets one record, that of the routed request.
+    fn refuse_in_flight(&mut self, end: End, error: &RequestError, now: Timestamp, out: &mut Actions) {
+        let Some(in_flight) = self.in_flight.take() else { return self.refuse(error, now, out) };
+        in_flight.refused(end, error.reason.status(), now, &self.processor.picker);
+        self.send_refusal(error, now, out);
+    }
+
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
+        self.log_refusal(error, now);
+        self.send_refusal(error, now, out);
+    }
+
+    fn send_refusal(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
         self.body = Body::new(&self.processor.picker.buffered);
         self.abandon_split();
@@ -473,7 +494,6 @@ impl Exchange {
             Fault::Internal => Outcome::FailedInternal,
         });
         self.processor.metrics.rejection(error.reason);
-        self.log_refusal(error, now);
         let (reason, path) = (error.reason.code(), self.head.path());
         tracing::debug!(reason, message = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {

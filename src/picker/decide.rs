@@ -356,7 +356,8 @@ pub(super) fn enter<R>(
 ) -> Result<Entered<R>, RequestError> {
     let config = scope.config;
     let known = q.body.known();
-    let parsed = if known.is_some() { None } else { understand(scope.observer, config, q)? };
+    let parsed =
+        if known.is_some() { None } else { understand(scope.observer, &scope.picker.unread_forms, config, q)? };
     let request = known.map_or(parsed.as_ref(), |known| known.request.as_ref());
     let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
     let runtime = match pool {

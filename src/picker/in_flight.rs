@@ -277,6 +277,12 @@ impl InFlight {
         }
     }
 
+    /// Attaché ends the request. Its client gets this HTTP status, unless the response has begun.
+    pub fn refused(mut self, end: End, status: u16, now: Timestamp, picker: &Picker) {
+        self.reports.refused(status);
+        self.end(end, now, picker);
+    }
+
     /// The response ended, as far as the gateway shows it: releases all bookings and counts the request.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let (complete, observer) = (end == End::Complete, &*picker.observer);

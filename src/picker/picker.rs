@@ -36,6 +36,8 @@ pub struct Picker {
     pub(crate) unpaired: Throttle,
     /// Log messages about requests whose body the gateway does not show.
     pub(crate) unshown: Throttle,
+    /// Log messages about forms whose model can't be read.
+    pub(crate) unread_forms: Throttle,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -55,6 +57,7 @@ impl Picker {
             replica: None,
             unpaired: Throttle::default(),
             unshown: Throttle::default(),
+            unread_forms: Throttle::default(),
             seed,
             sequence: AtomicU64::new(0),
         }

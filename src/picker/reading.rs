@@ -13,6 +13,7 @@ use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;
 use attache_scheduling::router::{DefaultModel, RouteFacts};
 use attache_types::error::{Fault, Reason, RequestError};
+use attache_types::throttle::Throttle;
 use std::borrow::Cow;
 
 /// 1,024 tokens: assumed length of a prompt that can't be parsed, in queues, the ledger and token limits. That is a
@@ -43,12 +44,14 @@ pub(super) fn report_unsplit(pool: &Pool) {
     );
 }
 
-/// Parses the body; `None` if there is no body, or if the body can't be parsed but the request is routed anyway.
+/// Parses the body; `None` if there is no body, or if the body can't be parsed but the request is routed anyway. Log
+/// messages about `unread_forms` are limited.
 ///
 /// # Errors
 /// The body is invalid.
 pub(super) fn understand<'a>(
     observer: &dyn Observer,
+    unread_forms: &Throttle,
     config: &ActiveConfig,
     q: &RequestView<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
@@ -57,13 +60,21 @@ pub(super) fn understand<'a>(
         return unshown(observer, config, q).map(|()| None);
     }
     let read = protocol::parse_unnamed(q.api, q.head.content_type(), body, &config.limits);
-    let read = read.and_then(|request| named(config, q, request));
+    let named = |request: Request<'a>| if request.is_form { Ok(request) } else { named(config, q, request) };
+    let read = read.and_then(named);
     let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
     if !names_model && is_compressed(q, body) {
+        if (q.api.requires_model() || protocol::is_form(q.head.content_type())) && depends_on_model(config, q) {
+            return Err(unread_model("a compressed body", "Attaché reads no compressed bodies".to_owned()));
+        }
         observer.event(Event::Degraded(Degraded::EncodedBody));
         return Ok(None);
     }
     match read {
+        Ok(request) if request.is_form => {
+            let request = form(observer, unread_forms, config, q, request)?;
+            Ok(Some(request).filter(|request| q.api != Api::Other || request.model.is_some()))
+        }
         // On an unknown path, only a body that names a model counts as parsed.
         Ok(request) => Ok(Some(request).filter(|_| q.api != Api::Other || names_model)),
         // A cut body can't be parsed. The model server will report errors in it.
@@ -104,6 +115,47 @@ pub(super) fn report_unshown(path: &str, skipped: u64) {
     tracing::warn!(path, skipped, "request decided without its body: {UNSHOWN}");
 }
 
+/// A form whose model could not be read is rejected if a rule depends on the model: the rule could be bypassed otherwise.
+/// A form that names none gets the pool's default model then, like a JSON body.
+///
+/// # Errors
+/// A rule depends on the model, and there is none.
+fn form<'a>(
+    observer: &dyn Observer,
+    unread_forms: &Throttle,
+    config: &ActiveConfig,
+    q: &RequestView<'_>,
+    request: Request<'a>,
+) -> Result<Request<'a>, RequestError> {
+    if request.model.is_some() {
+        return Ok(request);
+    }
+    let depends = depends_on_model(config, q);
+    match request.unread_model {
+        Some(protocol::CUT_FORM) if depends && !q.body.is_whole() => {
+            let allowed = config.limits.max_multipart_sniff_bytes;
+            let why = format!(
+                "no part among its first {} bytes names it; send `model` before the file, or raise \
+                 `limits.maxMultipartSniffBytes` ({allowed})",
+                q.body.bytes().len()
+            );
+            Err(unread_model("the form", why))
+        }
+        Some(why) if depends => Err(unread_model("the form", why.to_owned())),
+        Some(why) => {
+            observer.event(Event::Degraded(Degraded::UnreadForm));
+            if let Some(skipped) = unread_forms.admit(q.now) {
+                let path = q.head.path();
+                tracing::warn!(path, why, skipped, "form routed without its model, which can't be read");
+            }
+            Ok(request)
+        }
+        // A form on an unknown path, such as the upload of a file, may concern no model.
+        None if depends && q.api.body_format() == BodyFormat::Multipart => default_model(config, q, request),
+        None => Ok(request),
+    }
+}
+
 fn depends_on_model(config: &ActiveConfig, q: &RequestView<'_>) -> bool {
     let facts = RouteFacts { model: None, authority: q.head.authority(), called: q.called };
     config.depends_on_model(facts, |name| q.head.get(name))
@@ -127,6 +179,18 @@ pub(super) fn named<'a>(
     if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
         return Ok(request);
     }
+    default_model(config, q, request)
+}
+
+/// Sets the pool's default model.
+///
+/// # Errors
+/// The pool has no default model.
+fn default_model<'a>(
+    config: &ActiveConfig,
+    q: &RequestView<'_>,
+    request: Request<'a>,
+) -> Result<Request<'a>, RequestError> {
     let facts = RouteFacts { model: None, authority: q.head.authority(), called: q.called };
     match config.router.default_model(facts, |name| q.head.get(name)) {
         Some(DefaultModel::Named(name)) => {
@@ -141,14 +205,19 @@ pub(super) fn named<'a>(
 /// The body with `target` in place of the client's model name, or with `target` inserted if it names none. `None` if
 /// the body does not change.
 pub(super) fn rename(
-    body: &[u8],
+    q: &RequestView<'_>,
     request: Option<&Request<'_>>,
     renamed: Option<&Model<'_>>,
     target: &str,
 ) -> Option<Vec<u8>> {
-    let replaced = renamed.map(|model| protocol::replace_model(body, model.span.clone(), target));
-    let unnamed = request.filter(|request| request.model_is_default);
-    replaced.or_else(|| unnamed.map(|_| protocol::insert_model(body, target)))
+    let (request, body) = (request?, q.body.bytes());
+    Some(match (renamed, request.is_form) {
+        (Some(model), true) => protocol::replace_form_model(body, model.span.clone(), target),
+        (Some(model), false) => protocol::replace_model(body, model.span.clone(), target),
+        (None, _) if !request.model_is_default => return None,
+        (None, true) => protocol::insert_form_model(q.head.content_type(), body, target),
+        (None, false) => protocol::insert_model(body, target),
+    })
 }
 
 /// The body without KV-transfer parameters, which only Attaché may set. An invalid body is rejected, because a model

@@ -28,8 +28,9 @@ pub mod usage;
 
 pub use answer::{AnswerFormat, AnswerText};
 pub use api::{Api, BodyFormat, Dialect};
+pub use multipart::{CUT_FORM, FormModel, FormScanner, insert_form_model, is_form};
 pub use prompt::{MediaKind, Piece, Prompt};
-pub use splice::{ModelRenamer, insert_model, replace_model};
+pub use splice::{ModelRenamer, insert_model, replace_form_model, replace_model};
 pub use text::Text;
 pub use transfer::TransferScanner;
 pub use usage::{Usage, UsageScanner};
@@ -46,6 +47,10 @@ pub struct Request<'a> {
     pub model: Option<Model<'a>>,
     /// Whether `model` is the pool's default, because the body names none. It then has no position in the body.
     pub model_is_default: bool,
+    /// Why the model can't be read, though a server may find one in the body: a form that is cut or ambiguous.
+    pub unread_model: Option<&'static str>,
+    /// Whether the body is a `multipart/form-data` form.
+    pub is_form: bool,
     /// What the server will have to read.
     pub prompt: Prompt<'a>,
     /// Whether the response is a stream of server-sent events.
@@ -79,6 +84,8 @@ impl Default for Request<'_> {
         Self {
             model: None,
             model_is_default: false,
+            unread_model: None,
+            is_form: false,
             prompt: Prompt::default(),
             stream: false,
             max_tokens: None,
@@ -108,8 +115,8 @@ impl Request<'_> {
 pub struct Model<'a> {
     /// The name, unescaped.
     pub name: Cow<'a, str>,
-    /// The bytes of the JSON string in the body, including quotes, which a rewrite replaces. Empty for multipart and
-    /// gRPC bodies, which cannot be rewritten.
+    /// The bytes in the body that a rewrite replaces: the JSON string including quotes, or the value of a form's part.
+    /// Empty for gRPC bodies, which cannot be rewritten.
     pub span: Range<usize>,
 }
 
@@ -118,7 +125,7 @@ pub struct Model<'a> {
 /// # Errors
 /// [`RequestError`] when the body violates a rule of its API or a limit: its reason names the rule, its message the
 /// field, what was received and what is allowed. The message never quotes the prompt. Bodies of [`Api::Other`] and
-/// multipart bodies are never rejected.
+/// forms are never rejected.
 pub fn parse<'a>(
     api: Api,
     content_type: Option<&str>,
@@ -163,8 +170,13 @@ fn read<'a>(
 ) -> Result<Request<'a>, RequestError> {
     match api.body_format() {
         BodyFormat::Json => json::read(api, content_type, body, limits, named),
-        BodyFormat::Multipart => Ok(multipart::sniff(content_type, body, limits)),
+        BodyFormat::Multipart | BodyFormat::Unknown if is_form(content_type) => {
+            Ok(multipart::read(content_type, body, limits))
+        }
         BodyFormat::Grpc => grpc::read(api, body),
-        BodyFormat::Unknown => Ok(json::glance(body, limits)),
+        BodyFormat::Multipart | BodyFormat::Unknown => Ok(json::glance(body, limits)),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,13 @@ pub fn replace_model(body: &[u8], span: Range<usize>, name: &str) -> Vec<u8> {
     [before, &name, after].concat()
 }
 
+/// Returns `body`, a form, with the bytes of `span` replaced by `name`.
+#[must_use]
+pub fn replace_form_model(body: &[u8], span: Range<usize>, name: &str) -> Vec<u8> {
+    let (Some(before), Some(after)) = (body.get(..span.start), body.get(span.end..)) else { return body.to_vec() };
+    [before, name.as_bytes(), after].concat()
+}
+
 /// Returns `body`, an object without a model, with this one as its first member.
 #[must_use]
 pub fn insert_model(body: &[u8], name: &str) -> Vec<u8> {

@@ -222,6 +222,8 @@ pub enum Degraded {
     EncodedBody,
     /// The body is invalid, and the configuration routes such requests by load.
     Unparseable,
+    /// The model of a form can't be read, and no rule depends on it.
+    UnreadForm,
     /// The routing algorithm panicked.
     StrategyPanic,
     /// Every endpoint is ejected, so ejection is ignored.
@@ -310,6 +312,8 @@ pub enum End {
     Aborted,
     /// Attaché ended it: it was preempted for a more important request.
     Evicted,
+    /// Attaché ended it: the rest of its form contradicts the model that it was routed by.
+    Contradicted,
     /// The gateway responded, because it could not connect to the endpoint.
     ConnectFailure,
     /// The gateway responded in place of the endpoint for another reason: no route, a full circuit breaker.
@@ -318,8 +322,16 @@ pub enum End {
 
 impl End {
     /// All of them.
-    pub const ALL: [End; 7] =
-        [End::Complete, End::Unwatched, End::ClientGone, End::Aborted, End::Evicted, End::ConnectFailure, End::Gateway];
+    pub const ALL: [End; 8] = [
+        End::Complete,
+        End::Unwatched,
+        End::ClientGone,
+        End::Aborted,
+        End::Evicted,
+        End::Contradicted,
+        End::ConnectFailure,
+        End::Gateway,
+    ];
 
     /// The label.
     #[must_use]
@@ -330,6 +342,7 @@ impl End {
             End::ClientGone => "client_gone",
             End::Aborted => "aborted",
             End::Evicted => "evicted",
+            End::Contradicted => "contradicted",
             End::ConnectFailure => "connect_failure",
             End::Gateway => "gateway",
         }

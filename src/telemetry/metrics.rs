@@ -172,6 +172,7 @@ fn degraded_counters(registry: &mut Registry) -> Vec<(Degraded, &'static str, Co
         mode(Degraded::EncodedBody, "encoded_body"),
         mode(Degraded::EncodedResponse, "encoded_response"),
         mode(Degraded::Unparseable, "unparseable"),
+        mode(Degraded::UnreadForm, "unread_form"),
         mode(Degraded::StrategyPanic, "strategy_panic"),
         mode(Degraded::AllEjected, "all_ejected"),
         mode(Degraded::LookupPanic, "lookup_panic"),
@@ -270,8 +271,9 @@ impl Metrics {
         }
         registry.register(
             "requests_ended",
-            "routed requests, by how they ended; `evicted` means preempted while in flight, `connect_failure` and \
-             `gateway` that Envoy responded in place of the endpoint",
+            "routed requests, by how they ended; `evicted` means preempted while in flight, `contradicted` that \
+             a later part of a form contradicts its model, `connect_failure` and `gateway` that Envoy responded in \
+             place of the endpoint",
             self.ends.clone(),
         );
         registry.register("responses", "responses, by class of their status", self.statuses.clone());
@@ -478,7 +480,7 @@ fn latency() -> Histogram {
 /// The metrics of one pool.
 #[derive(Debug)]
 pub struct PoolMetrics {
-    ends: [Counter; 7],
+    ends: [Counter; End::ALL.len()],
     statuses: [Counter; 5],
     ttft: Histogram,
     duration: Histogram,

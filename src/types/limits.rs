@@ -30,9 +30,9 @@ const DEFAULT_MAX_HEADERS: u32 = 96;
 pub const ADDED_HEADERS: usize = 4;
 /// Number of response headers that Envoy allows by default, together with those that Attaché adds.
 pub const MAX_RESPONSE_HEADERS: usize = 100;
-/// Default length of a multipart body that is searched for the `model` part, 64 KiB. Without a match, the request
-/// is routed without a model.
-pub(crate) const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 64 << 10;
+/// Default length of a form that is held until its `model` part arrives, 32 MiB: OpenAI's API takes audio files of 25 MB,
+/// and its own examples send the file first.
+pub(crate) const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 32 << 20;
 /// Default minimum rate of an upload, 4 KiB per second from the first byte of a body to the last. Even slow modems are
 /// faster, and an upload that holds memory must progress.
 pub(crate) const DEFAULT_MIN_UPLOAD_RATE: u64 = 4 << 10;
@@ -79,7 +79,7 @@ pub struct Limits {
     pub max_header_bytes: u32,
     /// Number of request headers, pseudo-headers included.
     pub max_headers: u32,
-    /// How many bytes of a multipart body are searched for its `model` part.
+    /// How many bytes of a form are held until its `model` part arrives, if a rule depends on the model.
     pub max_multipart_sniff_bytes: u32,
     /// Time from the request's headers to its last byte.
     pub request_timeout: Duration,

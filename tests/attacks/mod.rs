@@ -6,6 +6,7 @@
 mod bus;
 mod clients;
 mod ejection;
+mod forms;
 mod frames;
 mod generate;
 mod headers;

@@ -64,7 +64,7 @@ fn reset_peak(picker: &AttacheProcess) {
 }
 
 /// CPU time that the picker has used.
-fn cpu(picker: &AttacheProcess) -> Duration {
+pub(super) fn cpu(picker: &AttacheProcess) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", picker.process.id())).expect("a running picker");
     let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
     let ticks = |at: usize| fields[at].parse::<u64>().expect("a number");
@@ -175,7 +175,6 @@ fn many_values(size: usize) -> Vec<Attack> {
             COMPLETIONS,
             filled(size, r#"{"model":"sim-8b","prompt":["#, &format!("\"{}\"", "a ".repeat(240)), "]}", 2_048),
         ),
-        ("token ids", COMPLETIONS, filled(size, r#"{"model":"sim-8b","prompt":["#, "1", "]}", 490_000)),
     ]
 }
 

@@ -11,8 +11,6 @@ use crate::support::process::eventually;
 use bytes::Bytes;
 use http::HeaderValue;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -90,28 +88,20 @@ async fn unreadable_requests_do_not_starve_honest_ones() {
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-gateway-inference-fairness-id", "honest");
     let quiet = honest.quiet().await;
-    let over = Arc::new(AtomicBool::new(false));
-    let (report, sent) = honest
+    let (report, ()) = honest
         .during(async {
             let mut attackers = tokio::task::JoinSet::new();
             // More clients than the pool's capacity: requests that bypassed the queue would keep honest ones in it.
             for number in 0..12 {
-                let over = over.clone();
                 attackers.spawn(async move {
-                    let mut sent = 0;
-                    while !over.load(Relaxed) {
+                    for _ in 0..REQUESTS / 2 {
                         send(to, UNREAD[number % 4], 30).await;
-                        sent += 1;
                     }
-                    sent
                 });
             }
-            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-            over.store(true, Relaxed);
-            attackers.join_all().await.into_iter().sum::<usize>()
+            attackers.join_all().await;
         })
         .await;
-    assert!(sent > 100, "{sent} requests are no attack");
     report.assert_unharmed(&quiet);
     picker.assert_settled().await;
 }

@@ -20,6 +20,7 @@ mod discovery;
 mod faults;
 mod fleet;
 mod flow;
+mod forms;
 mod inputs;
 mod istio;
 mod keep_alive;

@@ -79,7 +79,7 @@ impl Echo {
         self.counts.requests.load(Ordering::SeqCst)
     }
 
-    /// Most requests in flight at the same time, from the end of their bodies to their response.
+    /// Most requests in flight at the same time, from their headers to their response.
     pub(crate) fn peak(&self) -> usize {
         self.counts.peak.load(Ordering::SeqCst)
     }
@@ -150,6 +150,7 @@ async fn answer(
     if request.headers().contains_key(header::UPGRADE) {
         return Ok(upgrade(request, headers));
     }
+    counts.peak.fetch_max(counts.active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     let mut held = counts.answer.clone();
     if options.reply {
         held = replied(request.into_body()).await;
@@ -163,7 +164,6 @@ async fn answer(
         put("x-envoy-overloaded", "true".to_owned());
         options.status = StatusCode::SERVICE_UNAVAILABLE;
     }
-    counts.peak.fetch_max(counts.active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     tokio::time::sleep(options.delay).await;
     counts.active.fetch_sub(1, Ordering::SeqCst);
     let body = options.body(&held).on_cut_short(Arc::new(move || {

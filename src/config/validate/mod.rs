@@ -491,7 +491,7 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
             "maxMultipartSniffBytes",
             wide(file.max_multipart_sniff_bytes),
             d.max_multipart_sniff_bytes.into(),
-            16 << 20,
+            1 << 30,
         )),
         max_headers: narrow(number("maxHeaders", whole(file.max_headers), d.max_headers.into(), 65_535)),
         max_streams: narrow(number("maxStreams", whole(file.max_streams), d.max_streams.into(), most)),

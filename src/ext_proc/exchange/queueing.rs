@@ -79,10 +79,7 @@ impl Exchange {
             return;
         }
         self.abandon_split();
-        if let Some(in_flight) = self.in_flight.take() {
-            in_flight.end(End::Evicted, now, &self.processor.picker);
-        }
-        self.refuse(&queues::preemption_error(refusal), now, out);
+        self.refuse_in_flight(End::Evicted, &queues::preemption_error(refusal), now, out);
     }
 
     pub(super) fn enqueue(&mut self, queued: QueuedRequest, point: DecisionPoint) {
@@ -96,13 +93,14 @@ impl Exchange {
         if !self.queueing.queued.as_ref().is_some_and(|(_, point)| point.is_open()) {
             return;
         }
+        self.read_form(&message.body);
         self.collect(message.body, now);
         self.queueing.late = true;
         if message.end_of_stream {
             self.queueing.ends(BodyEnd::Whole);
         }
         let limits = &self.config.limits;
-        let exceeded = if self.body.len() > limits.max_body_bytes {
+        let exceeded = if self.body.len() > self.max_held_bytes() {
             Limit::BodyBytes
         } else if !self.processor.uploads.make_way(&self.processor.picker.buffered, limits, now) {
             Limit::BufferedBytes

@@ -24,6 +24,7 @@ impl Exchange {
         let (api, id) = Api::from_path(self.head.path());
         self.response_id = id.map(Cow::into_owned);
         self.api = api;
+        self.form = self.form_upload();
         self.span = self.processor.tracing.start(self.head.traceparent(), now).map(Box::new);
         if let Some(error) = self.refusal_by_headers() {
             self.refuse(&error, now, out);
@@ -61,32 +62,9 @@ impl Exchange {
             let message = format!("the request has {got} headers, {allowed} are allowed (`limits.maxHeaders`)");
             return Some(RequestError::new(Reason::HeadersTooLarge, message));
         }
-        let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && !self.flows_through())?;
+        let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && self.form.is_none())?;
         self.processor.metrics.limit(Limit::BodyBytes);
         Some(too_large(announced, limits.max_body_bytes))
-    }
-
-    /// Whether the body is a form that Attaché does not buffer. Its model field precedes the file or is missing, so the
-    /// file is passed on as it arrives.
-    pub(super) fn flows_through(&self) -> bool {
-        let passes = matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed);
-        passes && self.api.body_format() == BodyFormat::Multipart
-    }
-
-    /// Whether enough of a form has arrived to decide. It is parsed again only after it has doubled in length, so that
-    /// many small chunks cost little more than a few large ones.
-    pub(super) fn form_suffices(&mut self) -> bool {
-        if !self.flows_through() || self.body.len() < 2 * self.form_read {
-            return false;
-        }
-        self.form_read = self.body.len();
-        let limits = &self.config.limits;
-        if self.body.len() >= u64::from(limits.max_multipart_sniff_bytes) {
-            return true;
-        }
-        let mut scratch = Vec::new();
-        let body = self.body.contiguous(&mut scratch);
-        protocol::parse(self.api, self.head.content_type(), body, limits).is_ok_and(|r| r.model.is_some())
     }
 
     pub(super) fn take_subset(&mut self, metadata: Option<&Metadata>) {

@@ -220,10 +220,7 @@ impl Exchange {
     }
 
     fn cut_short(&mut self, failure: Failure, now: Timestamp, out: &mut Actions) {
-        if let Some(in_flight) = self.in_flight.take() {
-            in_flight.end(End::Aborted, now, &self.processor.picker);
-        }
-        self.refuse(&prefill_error(failure), now, out);
+        self.refuse_in_flight(End::Aborted, &prefill_error(failure), now, out);
     }
 
     /// The prefill worker has finished its part, so the queue may dequeue other requests before the response ends.

@@ -10,6 +10,7 @@ mod deadline;
 mod destinations;
 mod encoding;
 mod explaining;
+mod forms;
 mod half_closed;
 mod hermetic;
 mod hints;

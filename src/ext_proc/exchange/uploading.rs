@@ -70,7 +70,7 @@ impl Exchange {
 
     pub(super) fn refusal_by_size(&self, now: Timestamp) -> Option<RequestError> {
         let (limits, metrics) = (&self.config.limits, &self.processor.metrics);
-        if self.body.len() > limits.max_body_bytes && !self.flows_through() {
+        if self.body.len() > limits.max_body_bytes && self.form.is_none() {
             metrics.limit(Limit::BodyBytes);
             return Some(too_large(self.body.len(), limits.max_body_bytes));
         }

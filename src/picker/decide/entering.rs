@@ -53,7 +53,7 @@ pub(super) fn rewrite(
     let target = rewritten.unwrap_or_else(|| named.map_or_else(|| "".into(), |m| (&*m.name).into()));
     let renamed = named.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
-    let new_body = rename(body, request, renamed, &target);
+    let new_body = rename(q, request, renamed, &target);
     let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
     let reads_events = || runtime.prefix.as_ref().is_some_and(|prefix| prefix.named_by_adapter);
     let new_body = match request {

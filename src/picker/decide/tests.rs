@@ -13,6 +13,7 @@ use attache_scheduling::scheduler::Subset;
 use attache_types::error::Reason;
 use attache_types::ids::EndpointId;
 use attache_types::limits::Limits;
+use attache_types::throttle::Throttle;
 use std::task::Waker;
 
 use fixture::*;
@@ -51,7 +52,7 @@ fn rewrite_replaces_the_model_and_draws_only_where_a_rule_applies() {
         let mut rng = fixture.picker.peek_rng();
         let (head, body) = (head(&[]), chat(model, "hello"));
         let q = view(&head, Seen::Whole(&body));
-        let request = understand(&Unobserved, &config, &q).unwrap();
+        let request = understand(&Unobserved, &Throttle::default(), &config, &q).unwrap();
         rewrite(&config, &config.pools()[0], &q, request.as_ref(), &mut rng).unwrap();
         rng != fixture.picker.peek_rng()
     };

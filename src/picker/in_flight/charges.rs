@@ -31,7 +31,8 @@ impl Charges {
 /// The usage to charge to the quotas of tenant and model. About `output` tokens of the response have arrived.
 ///
 /// Counts that the model server reports before the end are lower bounds. If the client disconnects, at least the
-/// reservation is charged, because disconnecting would otherwise be free. A request that Attaché ends costs nothing.
+/// reservation is charged, because disconnecting would otherwise be free. The same holds for a form that contradicts
+/// itself. Other requests that Attaché ends cost nothing.
 fn actual_usage(usage: &Usage, output: u32, status: u16, end: End) -> Had {
     let (prompt, answer) = (usage.prompt_tokens.unwrap_or(0), usage.completion_tokens.unwrap_or(0));
     match end {
@@ -82,6 +83,7 @@ mod tests {
             (End::Complete, 500, Usage::default(), Had::Tokens(0)),
             (End::ClientGone, 200, usage, Had::AtLeast { prompt: 10, answer: 7 }),
             (End::ClientGone, 0, Usage::default(), Had::AtLeast { prompt: 0, answer: 7 }),
+            (End::Contradicted, 0, Usage::default(), Had::AtLeast { prompt: 0, answer: 7 }),
             (End::Evicted, 200, usage, Had::Nothing),
             (End::Aborted, 200, usage, Had::Nothing),
         ] {

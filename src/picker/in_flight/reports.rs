@@ -87,6 +87,13 @@ impl RequestReports {
         self.runtime.observer.event(RequestEvent::Status(status));
     }
 
+    /// Attaché responds with this HTTP status, unless a response has begun.
+    pub(super) fn refused(&mut self, status: u16) {
+        if self.record.status == 0 {
+            self.record.status = status;
+        }
+    }
+
     /// The first byte of the response body has arrived.
     pub(super) fn first_byte(&mut self, now: Timestamp) {
         let after = now.since(self.opened);

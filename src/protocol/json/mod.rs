@@ -15,6 +15,7 @@ use super::{Api, Request};
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
 use fields::RequestBody;
+pub(crate) use scalars::{count, flag};
 use walk::Walk;
 
 /// The byte order mark of UTF-8.

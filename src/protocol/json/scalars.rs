@@ -146,6 +146,11 @@ fn parsed(text: &str) -> Option<Option<u32>> {
     text.trim().replace('_', "").parse().ok().map(whole)
 }
 
+/// Returns the count that a text stands for; `None` if it stands for none.
+pub(crate) fn count(text: &str) -> Option<u32> {
+    parsed(text).flatten()
+}
+
 /// Rounds up to a whole number; `None` when the result is negative.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
 fn whole(value: f64) -> Option<u32> {

@@ -11,7 +11,7 @@ use attache_scheduling::Decider;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const NONE: quota::Limits = quota::Limits {
+pub(super) const NONE: quota::Limits = quota::Limits {
     requests_per_second: None,
     requests_per_minute: None,
     tokens_per_minute: None,
@@ -25,7 +25,7 @@ pub(super) fn by_header() -> ExchangeSettings {
     ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() }
 }
 
-fn tenants(default: quota::Limits) -> TenantSettings {
+pub(super) fn tenants(default: quota::Limits) -> TenantSettings {
     let vip = quota::Limits { requests_per_minute: None, ..default };
     let overrides = [("vip".to_owned(), vip)].into();
     TenantSettings {
@@ -430,7 +430,7 @@ fn quota_windows_follow_the_wall_clock() {
 }
 
 /// Configures quotas of `subject`s with `settings`, and no others.
-fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
+pub(super) fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
     let config = world.processor.picker.config();
     let book = Store::Memory(Arc::new(quota::Book::new(100)));
     let quotas = Arc::new(Quotas::new(subject, settings, book, world.processor.picker.observer.clone(), wall));

@@ -275,6 +275,9 @@ fn sheddable_request_in_flight_is_preempted_without_leaks() {
     let mut urgent = One::comes(&world, "urgent");
     assert!(batch.take_preemption() && !batch.goes());
     assert_eq!(batch.refused(), (429, "evicted"));
+    let records = world.processor.decisions.snapshot();
+    let ends: Vec<_> = records.iter().map(|record| (record.end, record.status)).collect();
+    assert_eq!(ends, [("evicted", 429)], "one record of each request");
     assert!(batch.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
     // Envoy drops the rest of the response.
     assert!(

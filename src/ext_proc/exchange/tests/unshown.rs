@@ -18,7 +18,7 @@ fn headers_in(setup: Setup, mode: BodySendMode, pairs: &[(&str, &str)], end: boo
 const POST: [(&str, &str); 2] = [PATH, (":method", "POST")];
 
 /// A pool with a rule for a model.
-fn with_rule() -> Setup {
+pub(super) fn with_rule() -> Setup {
     let target = RewriteTarget { model: "base".into(), weight: 1 };
     let rewrites = ModelRewrites { exact: [("alias".to_owned(), vec![target])].into(), any: Vec::new() };
     Setup { rewrites, ..Setup::default() }
