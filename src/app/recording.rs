@@ -51,17 +51,29 @@ pub(super) async fn explain(
         return serde_json::from_str(&explanation).map_err(|e| (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()));
     }
     let Some(recorder) = recorder else {
-        let text = format!(
-            "no explanation of the request `{id}` is kept, and decisions are not recorded; `exchange.explain.kept` \
-             keeps the latest explanations, and `attache run --record FILE` records all decisions"
-        );
-        return Err((StatusCode::NOT_FOUND, text));
+        return Err((StatusCode::NOT_FOUND, unknown(kept, &id)));
     };
     let explained = tokio::task::spawn_blocking(move || {
         recorder.flush();
         explain_in(recorder.path(), &id)
     });
     explained.await.unwrap_or_else(|error| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
+}
+
+/// Why a picker without a recording does not explain the request `id`; it keeps `kept` explanations.
+fn unknown(kept: usize, id: &str) -> String {
+    if kept == 0 {
+        return format!(
+            "the request `{id}` can't be explained: this picker keeps no explanations and records no decisions. The \
+             key `exchange.explain.kept` keeps the latest explanations, and `attache run --record FILE` records all \
+             decisions"
+        );
+    }
+    format!(
+        "no explanation of a request with the x-request-id `{id}` is kept: the latest {kept} are \
+         (`exchange.explain.kept`), and none of rejections by limits, queues or deadlines. `attache run --record FILE` \
+         records all decisions"
+    )
 }
 
 #[cfg(feature = "simulator")]
@@ -108,10 +120,14 @@ mod tests {
         let ask = |kept, id: &str| explain(&decisions, kept, None, id.to_owned());
         assert_eq!(ask(2, "r4").await.unwrap(), 4);
         assert_eq!(ask(2, "r3").await.unwrap(), 3);
-        assert!(ask(2, "r2").await.is_err() && ask(1, "r4").await.is_ok());
+        let (status, text) = ask(2, "r2").await.unwrap_err();
+        let names_bound = text.contains("`r2` is kept: the latest 2 are (`exchange.explain.kept`)");
+        assert_eq!((status, names_bound), (StatusCode::NOT_FOUND, true), "{text}");
+        assert!(ask(1, "r4").await.is_ok());
         // A reload has ended the keeping of explanations.
         let (status, text) = ask(0, "r4").await.unwrap_err();
-        let names_both = text.contains("--record") && text.contains("exchange.explain.kept");
+        let names_both =
+            ["keeps no explanations", "--record", "exchange.explain.kept"].iter().all(|w| text.contains(w));
         assert_eq!((status, names_both), (StatusCode::NOT_FOUND, true), "{text}");
     }
 }

@@ -10,17 +10,17 @@ use crate::ext_proc::warmer;
 use crate::picker::explain::{ExplainQuery, explain};
 use anyhow::Context;
 use clap::Args;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use running::RunningPicker;
 use serde_json::Value;
 use std::fmt::Write;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+mod past;
 #[cfg(feature = "simulator")]
 mod recorded;
+mod running;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +30,7 @@ Examples:
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
+  attache explain --request 7f0c-11 --admin http://127.0.0.1:9090  # a past decision, by its x-request-id
   attache explain --from-record run.jsonl --request 17          # a decision of `attache run --record run.jsonl`
   attache explain --from-record run.jsonl --request 17 --strategy least-request
 
@@ -37,8 +38,6 @@ Exit codes: 0 when the request can be routed, 1 when it would be rejected, 64 wh
 
 /// A request that the picker would reject.
 const EXIT_REFUSED: u8 = 1;
-/// Largest response of a picker, 256 MiB: a prompt of a million tokens, block by block.
-const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Blocks of a long prompt that are shown from each end.
 const SHOWN_BLOCKS: usize = 12;
 
@@ -49,9 +48,12 @@ const SHOWN_BLOCKS: usize = 12;
 pub(super) struct ExplainArgs {
     /// Body of the request, a JSON file; `-` reads standard input
     #[arg(value_name = "FILE")]
-    #[cfg_attr(feature = "simulator", arg(required_unless_present = "from_record"))]
-    #[cfg_attr(not(feature = "simulator"), arg(required = true))]
+    #[cfg_attr(feature = "simulator", arg(required_unless_present_any = ["from_record", "request"]))]
+    #[cfg_attr(not(feature = "simulator"), arg(required_unless_present = "request"))]
     body: Option<PathBuf>,
+    /// Explain the past decision about this request: its `x-request-id`, or its number in a recording
+    #[arg(long, value_name = "ID", conflicts_with_all = ["body", "headers", "pool", "path", "config_file"])]
+    request: Option<String>,
     #[cfg(feature = "simulator")]
     #[command(flatten)]
     recorded: recorded::RecordedArgs,
@@ -81,15 +83,18 @@ pub(super) struct ExplainArgs {
 pub(super) fn run(args: &ExplainArgs) -> ExitCode {
     #[cfg(feature = "simulator")]
     if let Some(file) = &args.recorded.from_record {
-        return recorded::run(file, &args.recorded, args.json);
+        return recorded::run(file, args.request.as_deref(), args.recorded.strategy.as_deref(), args.json);
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(EXIT_INTERNAL, &error.into()),
+    };
+    if let Some(request) = &args.request {
+        return runtime.block_on(explain_past(args, request));
     }
     let body = match args.body.as_ref().context("a file with the body of the request is missing").and_then(read) {
         Ok(body) => body,
         Err(error) => return fail(EXIT_USAGE, &error),
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(EXIT_INTERNAL, &error.into()),
     };
     let explained = match &args.config_file {
         Some(file) => {
@@ -110,10 +115,16 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
             let explained = runtime.block_on(explain(&picker, &picker.config(), query, warmer::run));
             explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
         }
-        None => match runtime.block_on(ask(args, body)) {
-            Ok(answer) => answer,
-            Err(error) => return fail(EXIT_INTERNAL, &error),
-        },
+        None => {
+            let picker = match RunningPicker::at(&args.admin) {
+                Ok(picker) => picker,
+                Err(error) => return fail(EXIT_USAGE, &error),
+            };
+            match runtime.block_on(picker.explain(&args.path, args.pool.as_deref(), &args.headers, body)) {
+                Ok(explained) => explained,
+                Err(error) => return fail(EXIT_INTERNAL, &error),
+            }
+        }
     };
     match explained {
         Ok(explanation) => {
@@ -145,39 +156,22 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("can't read {}", path.display()))
 }
 
-/// Asks a running picker; the inner error is its rejection.
-async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
-    let admin = args.admin.as_str();
-    let with_scheme = if admin.contains("://") { admin.to_owned() } else { format!("http://{admin}") };
-    let base = with_scheme.trim_end_matches('/');
-    let encoded = |text: &str| -> String {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'/';
-        text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+/// Explains the past decision about `request`, which the running picker has kept or recorded.
+async fn explain_past(args: &ExplainArgs, request: &str) -> ExitCode {
+    let picker = match RunningPicker::at(&args.admin) {
+        Ok(picker) => picker,
+        Err(error) => return fail(EXIT_USAGE, &error),
     };
-    let pool = args.pool.as_deref().map(|pool| format!("&pool={}", encoded(pool))).unwrap_or_default();
-    let header = |(name, value): &(String, String)| format!("&header={}", encoded(&format!("{name}: {value}")));
-    let headers: String = args.headers.iter().map(header).collect();
-    let request = http::Request::post(format!("{base}/explain?path={}{pool}{headers}", encoded(&args.path)))
-        .header("content-type", "application/json")
-        .body(Full::new(bytes::Bytes::from(body)))
-        .with_context(|| format!("`--admin {admin}` is not of the form `host:port` or `http://host:port`"))?;
-    let client = Client::builder(TokioExecutor::new()).build_http();
-    let reply = client.request(request).await.with_context(|| {
-        format!("no picker responds at {base}; set `--admin`, or use `--config-file` without a picker")
-    })?;
-    let status = reply.status();
-    let bytes = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;
-    let bytes = bytes.map_err(|e| anyhow::anyhow!("the response of the picker can't be read: {e}"))?.to_bytes();
-    if status == http::StatusCode::OK {
-        return Ok(Ok(serde_json::from_slice(&bytes).context("the response of the picker is not JSON")?));
+    match picker.explain_past(request).await {
+        Ok(Ok(explanation)) => past::print(&explanation, args.json),
+        Ok(Err(unknown)) => fail(EXIT_USAGE, &unknown),
+        Err(error) => fail(EXIT_INTERNAL, &error),
     }
-    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
-    anyhow::ensure!(status.is_client_error() || status == http::StatusCode::SERVICE_UNAVAILABLE, "{status}: {text}");
-    Ok(Err(text))
 }
 
-/// The table of scores under `title`: a column for each part of the strategy, a row for each of `addresses`.
-fn scores<'a>(parts: &Value, title: &str, addresses: impl Iterator<Item = &'a str>, out: &mut String) {
+/// The table of scores under `title`: a column for each part of the strategy, a row for each of `endpoints`.
+fn scores(parts: &Value, title: &str, endpoints: &Value, out: &mut String) {
+    let endpoints = endpoints.as_array().map(Vec::as_slice).unwrap_or_default();
     let parts = parts.as_array().map(Vec::as_slice).unwrap_or_default();
     if parts.is_empty() {
         return;
@@ -194,7 +188,7 @@ fn scores<'a>(parts: &Value, title: &str, addresses: impl Iterator<Item = &'a st
     for head in &heads {
         let _ = write!(out, "  {head:>width$}", width = head.chars().count().max(8));
     }
-    for address in addresses {
+    for address in endpoints.iter().filter_map(|endpoint| endpoint["address"].as_str()) {
         let _ = write!(out, "\n{address:<24}");
         for (part, head) in parts.iter().zip(&heads) {
             let figure = part["endpoints"][address].as_f64().map_or_else(|| "–".to_owned(), |f| format!("{f:.3}"));
@@ -304,8 +298,7 @@ fn show(e: &Value, all_blocks: bool) -> String {
         line("encode", encode.join(", "));
     }
     endpoints(e, blocks.len(), &mut out);
-    let addresses = e["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
-    scores(&e["parts"], "WHY", addresses.iter().filter_map(|h| h["address"].as_str()), &mut out);
+    scores(&e["parts"], "WHY", &e["endpoints"], &mut out);
     show_blocks(&blocks, all_blocks, &mut out);
     out
 }

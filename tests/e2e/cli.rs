@@ -1,5 +1,6 @@
 //! The `attache` binary: arguments in, exit codes and output out.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -418,6 +419,65 @@ fn explain_reports_why_it_fails() {
     let explained = attache(&["explain", root("Cargo.toml").to_str().unwrap(), "--admin", "http://127.0.0.1:1"]);
     assert_eq!(code(&explained), 70);
     assert!(err(&explained).contains("no picker responds at http://127.0.0.1:1"), "{}", err(&explained));
+    for (arguments, status, message) in [
+        (
+            &["--request", "r1", "--admin", "127.0.0.1:1"][..],
+            70,
+            "no picker responds at http://127.0.0.1:1; set `--admin`",
+        ),
+        (&["--request", "r1", "--admin", "https://127.0.0.1:1"], 64, "`--admin` is `https://127.0.0.1:1`; allowed is"),
+        (&["--request", "r1", "request.json"], 64, "cannot be used with '[FILE]'"),
+        (&["--request", "r1", "--config-file", "a.yaml"], 64, "'--config-file <FILE>'"),
+        (&["--request", "r1", "--strategy", "random"], 64, "--from-record <FILE>"),
+        (&[], 64, "required arguments were not provided:\n  <FILE>"),
+    ] {
+        let explained = attache(&[&["explain"], arguments].concat());
+        assert_eq!(code(&explained), status, "{arguments:?}: {}", err(&explained));
+        assert!(err(&explained).contains(message), "{arguments:?}: {}", err(&explained));
+    }
+}
+
+/// A picker that keeps the explanation of one request, and another one that keeps none.
+#[test]
+fn past_request_is_explained_by_the_running_picker() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin = listener.local_addr().unwrap().to_string();
+    let explanation = serde_json::json!({
+        "request_id": "a b&c", "pool": "chat", "model": "m", "understood": true, "strategy": "least-request",
+        "priority": 0, "waited_ms": 12.5, "prompt_tokens": 40,
+        "endpoints": [{"address": "10.0.0.1:8000", "gpu_tokens": 16, "cached_tokens": 32, "requests": 3}],
+        "choice": {"picks": ["10.0.0.1:8000"], "reason": "fewest requests", "parts": []},
+    });
+    let body = explanation.to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(&stream), &mut line).unwrap();
+            let (status, body) = match line.as_str() {
+                "GET /explain?request_id=a%20b%26c HTTP/1.1\r\n" => ("200 OK", body.as_str()),
+                "GET /explain?request_id=x HTTP/1.1\r\n" => ("404 Not Found", "this picker keeps no explanations\n"),
+                _ => ("403 Forbidden", "only from loopback\n"),
+            };
+            let length = body.len();
+            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").unwrap();
+        }
+    });
+    let explain = |id: &str, more: &[&str]| attache(&[&["explain", "--request", id, "--admin", &admin], more].concat());
+    let shown = explain("a b&c", &[]);
+    assert_eq!(code(&shown), 0, "{}", err(&shown));
+    for line in
+        ["id         a b&c\npool       chat\n", "queued     12.5 ms\n", "goes to    10.0.0.1:8000 (least-request: "]
+    {
+        assert!(out(&shown).contains(line), "{line}: {}", out(&shown));
+    }
+    assert!(!out(&shown).contains("recorded") && !out(&shown).contains("of the recording"), "{}", out(&shown));
+    let json: serde_json::Value = serde_json::from_str(&out(&explain("a b&c", &["--json"]))).unwrap();
+    assert_eq!(json, explanation);
+    let unknown = explain("x", &[]);
+    assert!(code(&unknown) == 64 && err(&unknown).contains("keeps no explanations"), "{}", err(&unknown));
+    let denied = explain("y", &[]);
+    assert!(code(&denied) == 70 && err(&denied).contains("responds with 403 Forbidden: only from"), "{}", err(&denied));
 }
 
 #[test]

@@ -127,6 +127,21 @@ async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path
             assert!(explained["request_id"].as_str().is_some_and(|id| !id.is_empty()), "{explained}");
         }
     }
+    let explain = |id: &str, admin: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        let output = command.args(["explain", "--request", id, "--admin", admin]).output().expect("an output");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let admin = picker.metrics.to_string();
+    let (code, shown, error) = explain("70", &admin);
+    assert_eq!(code, Some(0), "{error}");
+    for part in ["request    70, line ", "\ngoes to    127.0.0.1:", "\nrecorded   the same (", "\nENDPOINT "] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let (code, _, error) = explain("no-such-request", &admin);
+    let unknown = "the recording has no decision about the request `no-such-request`";
+    assert!(code == Some(64) && error.contains(unknown), "{error}");
     drop(envoy);
     picker.process.signal("TERM");
     assert!(picker.process.wait().await.success());

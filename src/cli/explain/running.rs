@@ -1,0 +1,103 @@
+//! Asks a running picker for explanations, on the page `/explain` of its admin port.
+
+use anyhow::{Context, anyhow, bail, ensure};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+/// Largest response of a picker, 256 MiB: a prompt of a million tokens, block by block.
+const MAX_ANSWER_BYTES: usize = 256 << 20;
+
+/// The admin port of a running picker.
+#[derive(Debug)]
+pub(super) struct RunningPicker {
+    /// Its URL without a slash at the end.
+    base: String,
+}
+
+impl RunningPicker {
+    /// The picker at `admin`, `host:port` or `http://host:port`.
+    ///
+    /// # Errors
+    /// `admin` has another form or scheme.
+    pub(super) fn at(admin: &str) -> anyhow::Result<Self> {
+        let with_scheme = if admin.contains("://") { admin.to_owned() } else { format!("http://{admin}") };
+        let base = with_scheme.trim_end_matches('/').to_owned();
+        let uri = base.parse::<http::Uri>().ok();
+        let usable =
+            uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|h| !h.is_empty()));
+        ensure!(usable, "`--admin` is `{admin}`; allowed is `host:port` or `http://host:port`");
+        Ok(Self { base })
+    }
+
+    /// Explains where a request would go; the inner error is its rejection.
+    ///
+    /// # Errors
+    /// The picker can't be reached, or does not explain this request to this client.
+    pub(super) async fn explain(
+        &self,
+        path: &str,
+        pool: Option<&str>,
+        headers: &[(String, String)],
+        body: Vec<u8>,
+    ) -> anyhow::Result<Result<Value, String>> {
+        let pool = pool.map(|pool| format!("&pool={}", encoded(pool))).unwrap_or_default();
+        let header = |(name, value): &(String, String)| format!("&header={}", encoded(&format!("{name}: {value}")));
+        let headers: String = headers.iter().map(header).collect();
+        let url = format!("{}/explain?path={}{pool}{headers}", self.base, encoded(path));
+        let request = Request::post(url).header("content-type", "application/json").body(Full::new(body.into()))?;
+        match self.ask(request).await? {
+            (StatusCode::OK, explanation) => Ok(Ok(json(&explanation)?)),
+            (status, text) => {
+                let text = String::from_utf8_lossy(&text).trim().to_owned();
+                // A rejection is a reason and a message. Other errors are about this client.
+                let is_reason = |word: &str| word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+                ensure!(text.split_once(": ").is_some_and(|(word, _)| is_reason(word)), self.refused(status, &text));
+                Ok(Err(text))
+            }
+        }
+    }
+
+    /// Explains the past decision about the request with the id `request`. The inner error says why the picker knows
+    /// no such decision.
+    ///
+    /// # Errors
+    /// As [`RunningPicker::explain`].
+    pub(super) async fn explain_past(&self, request: &str) -> anyhow::Result<anyhow::Result<Value>> {
+        let url = format!("{}/explain?request_id={}", self.base, encoded(request));
+        match self.ask(Request::get(url).body(Full::default())?).await? {
+            (StatusCode::OK, explanation) => Ok(Ok(json(&explanation)?)),
+            (StatusCode::NOT_FOUND, text) => Ok(Err(anyhow!("{}", String::from_utf8_lossy(&text).trim()))),
+            (status, text) => bail!(self.refused(status, String::from_utf8_lossy(&text).trim())),
+        }
+    }
+
+    fn refused(&self, status: StatusCode, text: &str) -> String {
+        format!("{} responds with {status}: {text}", self.base)
+    }
+
+    /// Status and body of the response.
+    async fn ask(&self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let reply = client.request(request).await.with_context(|| {
+            format!("no picker responds at {}; set `--admin` to the admin port of a running picker", self.base)
+        })?;
+        let status = reply.status();
+        let bytes = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;
+        let bytes = bytes.map_err(|e| anyhow!("the response of the picker can't be read: {e}"))?;
+        Ok((status, bytes.to_bytes()))
+    }
+}
+
+fn json(explanation: &[u8]) -> anyhow::Result<Value> {
+    serde_json::from_slice(explanation).context("the response of the picker is not JSON")
+}
+
+/// `text` as a value of a query.
+fn encoded(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'/';
+    text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+}
