@@ -259,7 +259,7 @@ impl InFlight {
         }
         // A response that is not streamed arrives complete, so its first byte says nothing about the first token.
         self.bookings.first_byte(good, self.sse || !self.api.generates(), now);
-        self.reports.first_byte(now);
+        self.reports.first_byte(self.sse, now);
         self.bookings.free_capacity(now);
     }
 

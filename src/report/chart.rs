@@ -6,14 +6,15 @@ use super::number::{Unit, grouped_plain};
 
 /// Colours that a series may have; from the next on they come again, dashed.
 pub const PALETTE: usize = 8;
-/// Width that one character is given, pixels: no glyph of the fonts in use is wider at this size.
-pub const CHARACTER: f32 = 6.6;
-/// The same for bold ones.
-const BOLD_CHARACTER: f32 = 7.2;
 /// Height of a line of words, pixels.
 pub const LINE: f32 = 16.0;
-/// The most characters of a label; longer ones are cut, as a plot must keep its room.
-const MOST_LABEL: usize = 34;
+/// Height of words above their base line, pixels, and depth below it: of the tallest letters of the fonts in use.
+const ASCENT: f32 = 11.5;
+const DESCENT: f32 = 3.0;
+/// Space between words beside each other, pixels.
+const GAP: f32 = 4.0;
+/// Widest label, pixels; longer ones are cut, as a plot must keep its room.
+const WIDEST_LABEL: f32 = 230.0;
 
 /// What something is drawn with. The colours are the writer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,17 @@ pub enum Anchor {
     Middle,
     /// The text ends at its position.
     End,
+}
+
+impl Anchor {
+    /// The parts of words of this width before and after their anchor.
+    fn parts(self, width: f32) -> (f32, f32) {
+        match self {
+            Anchor::Start => (0.0, width),
+            Anchor::Middle => (width / 2.0, width / 2.0),
+            Anchor::End => (width, 0.0),
+        }
+    }
 }
 
 /// One thing that is drawn.
@@ -83,6 +95,43 @@ pub enum ChartMark {
     },
 }
 
+impl ChartMark {
+    /// The box that words fill, in any of the fonts in use: left, upper, right and lower edge. `None` for other marks.
+    #[must_use]
+    pub fn words_box(&self) -> Option<[f32; 4]> {
+        let ChartMark::Words { x, y, text, anchor, bold, .. } = self else { return None };
+        let (before, after) = anchor.parts(width_of(text, *bold));
+        Some([x - before, y - ASCENT, x + after, y + DESCENT])
+    }
+}
+
+/// Upper bound of the width of words of 12 pixels, in the sans-serif fonts of common systems. DejaVu Sans and Verdana
+/// are the widest of them.
+#[must_use]
+pub fn width_of(text: &str, bold: bool) -> f32 {
+    let width = |c: char| match c {
+        'i' | 'j' | 'l' | 'I' | ' ' | '.' | ',' | ':' | ';' | '\'' | '|' => 4.5,
+        'f' | 't' | 'r' | '-' | '(' | ')' | '[' | ']' | '!' | '/' | '\\' => 5.5,
+        'm' | 'w' | 'M' | 'W' | '%' | '@' => 12.2,
+        '0'..='9' | 'a'..='z' | '_' | '`' | '$' | '?' | '*' | '"' | '{' | '}' => 7.9,
+        '!'..='~' => 10.2,
+        // Letters of other scripts and pictures.
+        _ => 17.0,
+    };
+    let sum: f32 = text.chars().map(width).sum();
+    if bold { sum * 1.16 } else { sum }
+}
+
+/// `text`, cut to this width.
+fn fit(text: &str, widest: f32, bold: bool) -> String {
+    if width_of(text, bold) <= widest {
+        return text.to_owned();
+    }
+    let mut cut = text.to_owned();
+    while cut.pop().is_some() && width_of(&cut, bold) + width_of("..", bold) > widest {}
+    cut + ".."
+}
+
 /// One plot, laid out in marks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
@@ -97,7 +146,10 @@ pub struct Scene {
 }
 
 impl Scene {
+    /// Adds words at `(x, y)`, moved to the left or right as far as the picture needs.
     fn words(&mut self, (x, y): (f32, f32), text: &str, ink: Ink, anchor: Anchor, bold: bool) {
+        let (before, after) = anchor.parts(width_of(text, bold));
+        let x = x.min(self.width - after).max(before);
         self.marks.push(ChartMark::Words { x, y, text: text.to_owned(), ink, anchor, bold });
     }
 
@@ -219,7 +271,10 @@ pub struct Plot {
 
 const LEFT: f32 = 58.0;
 const RIGHT: f32 = 18.0;
-const BELOW: f32 = 44.0;
+/// Height below the axis from left to right: a line of ticks, and one with the name of the axis.
+const BELOW: f32 = 48.0;
+/// Least distance of two ticks on the axis from below upwards, pixels.
+const TICK_STEP: f32 = 34.0;
 
 impl Plot {
     /// Lays the plot out in marks.
@@ -227,24 +282,41 @@ impl Plot {
     pub fn draw(&self) -> Scene {
         let (width, height) = self.size;
         let mut scene = Scene { width, height, name: self.title.clone(), marks: Vec::new() };
-        let room = (width - RIGHT - 20.0) / BOLD_CHARACTER - self.y.name.chars().count() as f32;
-        scene.words((4.0, LINE), &cut_to(&self.title, room as usize), Ink::Text, Anchor::Start, true);
+        let room = width - RIGHT - 2.0 * GAP - width_of(self.y.name, false);
+        scene.words((4.0, LINE), &fit(&self.title, room - 4.0, true), Ink::Text, Anchor::Start, true);
         let legend = if self.legend { self.draw_legend(&mut scene, LINE * 2.2) } else { 0.0 };
         scene.height += legend;
         let (top, bottom) = (LINE * 2.0 + legend, scene.height - BELOW);
-        let (left, right) = (LEFT, width - RIGHT);
+        let levels: Vec<(f64, String)> = {
+            let ticks = self.y.ticks(((bottom - top) / TICK_STEP) as usize);
+            ticks.into_iter().map(|tick| (tick, tick_words(tick, self.y.unit))).collect()
+        };
+        let widest = levels.iter().map(|(_, words)| width_of(words, false)).fold(0.0, f32::max);
+        let (left, right) = (LEFT.max(widest + 8.0).min(width / 2.0), width - RIGHT);
         let x = |value: f64| left + (right - left) * self.x.place(value);
         let y = |value: f64| bottom - (bottom - top) * self.y.place(value);
-        for tick in self.y.ticks(((bottom - top) / 34.0) as usize) {
-            scene.line(vec![(left, y(tick)), (right, y(tick))], Ink::Grid, 1.0, "");
-            scene.words((left - 6.0, y(tick) + 4.0), &tick_words(tick, self.y.unit), Ink::Muted, Anchor::End, false);
+        // Ticks with equal differences crowd at the end of an axis with equal ratios, and so do many decades: those
+        // without space have no words.
+        let mut free = f32::INFINITY;
+        for (tick, words) in &levels {
+            scene.line(vec![(left, y(*tick)), (right, y(*tick))], Ink::Grid, 1.0, "");
+            if y(*tick) <= free {
+                scene.words((left - 6.0, y(*tick) + 4.0), words, Ink::Muted, Anchor::End, false);
+                free = y(*tick) - ASCENT - DESCENT;
+            }
         }
+        let mut free = 0.0;
         for tick in self.x.ticks(((right - left) / 64.0) as usize) {
             scene.line(vec![(x(tick), top), (x(tick), bottom)], Ink::Grid, 1.0, "");
-            let at = (x(tick), bottom + LINE);
-            scene.words(at, &tick_words(tick, self.x.unit), Ink::Muted, Anchor::Middle, false);
+            let words = tick_words(tick, self.x.unit);
+            let half = width_of(&words, false) / 2.0;
+            let at = x(tick).min(width - half).max(half);
+            if at - half >= free {
+                scene.words((at, bottom + LINE + 4.0), &words, Ink::Muted, Anchor::Middle, false);
+                free = at + half + GAP;
+            }
         }
-        let middle = ((left + right) / 2.0, bottom + LINE * 2.2);
+        let middle = ((left + right) / 2.0, bottom + LINE * 2.2 + 4.0);
         scene.words(middle, self.x.name, Ink::Muted, Anchor::Middle, false);
         scene.words((width - RIGHT, LINE), self.y.name, Ink::Muted, Anchor::End, false);
         for curve in &self.curves {
@@ -258,8 +330,8 @@ impl Plot {
     fn draw_legend(&self, scene: &mut Scene, top: f32) -> f32 {
         let (mut x, mut y) = (4.0, top);
         for curve in &self.curves {
-            let label = cut(&curve.label);
-            let wide = 24.0 + label.chars().count() as f32 * CHARACTER + 14.0;
+            let label = fit(&curve.label, WIDEST_LABEL, false);
+            let wide = 24.0 + width_of(&label, false) + 14.0;
             if x > 4.0 && x + wide > self.size.0 {
                 (x, y) = (4.0, y + LINE);
             }
@@ -290,17 +362,19 @@ pub fn bars(title: &str, bars: &[Bar], width: f32) -> Scene {
     const STEP: f32 = 26.0;
     let height = LINE * 2.0 + bars.len() as f32 * STEP + 6.0;
     let mut scene = Scene { width, height, name: title.to_owned(), marks: Vec::new() };
-    scene.words((4.0, LINE), title, Ink::Text, Anchor::Start, true);
-    let widest = |of: fn(&Bar) -> String| {
-        bars.iter().map(|bar| of(bar).chars().count()).max().unwrap_or_default() as f32 * CHARACTER
-    };
-    let left = 12.0 + widest(|bar| cut(&bar.label));
-    let room = (width - left - widest(|bar| bar.words.clone()) - 14.0).max(20.0);
+    scene.words((4.0, LINE), &fit(title, width - 8.0, true), Ink::Text, Anchor::Start, true);
+    // Half of the picture is for bars and what stands at their ends.
+    let most_label = WIDEST_LABEL.min(width / 2.0);
+    let labels: Vec<String> = bars.iter().map(|bar| fit(&bar.label, most_label, false)).collect();
+    let ends: Vec<String> = bars.iter().map(|bar| fit(&bar.words, width / 2.0 - 60.0, false)).collect();
+    let widest = |all: &[String]| all.iter().map(|words| width_of(words, false)).fold(0.0, f32::max);
+    let left = 12.0 + widest(&labels);
+    let room = (width - left - widest(&ends) - 14.0).max(20.0);
     let most = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
-    for (row, bar) in bars.iter().enumerate() {
+    for (row, ((bar, label), end)) in bars.iter().zip(&labels).zip(&ends).enumerate() {
         let y = LINE * 2.0 + row as f32 * STEP;
         let part = if most > 0.0 { (bar.value / most).max(0.0) as f32 } else { 0.0 };
-        scene.words((left - 8.0, y + 12.0), &cut(&bar.label), Ink::Text, Anchor::End, false);
+        scene.words((left - 8.0, y + 12.0), label, Ink::Text, Anchor::End, false);
         scene.marks.push(ChartMark::Box {
             x: left,
             y,
@@ -308,20 +382,9 @@ pub fn bars(title: &str, bars: &[Bar], width: f32) -> Scene {
             height: STEP - 10.0,
             ink: bar.ink,
         });
-        scene.words((left + room * part + 6.0, y + 12.0), &bar.words, Ink::Text, Anchor::Start, false);
+        scene.words((left + room * part + 6.0, y + 12.0), end, Ink::Text, Anchor::Start, false);
     }
     scene
-}
-
-fn cut(label: &str) -> String {
-    cut_to(label, MOST_LABEL)
-}
-
-fn cut_to(label: &str, most: usize) -> String {
-    if label.chars().count() <= most {
-        return label.to_owned();
-    }
-    label.chars().take(most.saturating_sub(2)).chain("..".chars()).collect()
 }
 
 /// A round value, as short as it can be.

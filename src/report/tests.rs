@@ -372,21 +372,93 @@ fn figures_are_written_short() {
 }
 
 mod axes {
-    use super::chart::{Axis, ChartMark, Curve, Ink, Plot, Scale, range};
+    use super::chart::{Axis, Bar, ChartMark, Curve, Ink, Plot, Scale, Scene, bars, range, width_of};
     use super::number::Unit;
     use proptest::prelude::*;
 
+    /// Advance widths of DejaVu Sans and DejaVu Sans Bold, from the space to `~`, in 1/2048 of the size.
+    const DEJAVU: [[u16; 95]; 2] = [
+        [
+            651, 821, 942, 1716, 1303, 1946, 1597, 563, 799, 799, 1024, 1716, 651, 739, 651, 690, 1303, 1303, 1303,
+            1303, 1303, 1303, 1303, 1303, 1303, 1303, 690, 690, 1716, 1716, 1716, 1087, 2048, 1401, 1405, 1430, 1577,
+            1294, 1178, 1587, 1540, 604, 604, 1343, 1141, 1767, 1532, 1612, 1235, 1612, 1423, 1300, 1251, 1499, 1401,
+            2025, 1403, 1251, 1403, 799, 690, 799, 1716, 1024, 1024, 1255, 1300, 1126, 1300, 1260, 721, 1300, 1298,
+            569, 569, 1186, 569, 1995, 1298, 1253, 1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075,
+            1303, 690, 1303, 1716,
+        ],
+        [
+            713, 934, 1067, 1716, 1425, 2052, 1786, 627, 936, 936, 1071, 1716, 778, 850, 778, 748, 1425, 1425, 1425,
+            1425, 1425, 1425, 1425, 1425, 1425, 1425, 819, 819, 1716, 1716, 1716, 1188, 2048, 1585, 1561, 1503, 1700,
+            1399, 1399, 1681, 1714, 762, 762, 1587, 1305, 2038, 1714, 1741, 1501, 1741, 1577, 1475, 1397, 1663, 1585,
+            2259, 1579, 1483, 1485, 936, 748, 936, 1716, 1024, 1024, 1382, 1466, 1214, 1466, 1389, 891, 1466, 1458,
+            702, 702, 1362, 702, 2134, 1458, 1407, 1466, 1466, 1010, 1219, 979, 1458, 1335, 1892, 1321, 1335, 1192,
+            1458, 748, 1458, 1716,
+        ],
+    ];
+
+    #[test]
+    fn words_are_given_the_width_of_the_widest_fonts() {
+        for (bold, advances) in [(false, DEJAVU[0]), (true, DEJAVU[1])] {
+            for (c, advance) in (' '..='~').zip(advances) {
+                let (given, drawn) = (width_of(&c.to_string(), bold), f32::from(advance) * 12.0 / 2_048.0);
+                assert!(given >= drawn, "`{c}`, bold {bold}: {given} pixels for {drawn}");
+            }
+        }
+    }
+
+    /// The first two words of a picture whose boxes overlap, or that are outside of it.
+    fn overlap(scene: &Scene) -> Option<String> {
+        let words: Vec<_> = scene.marks.iter().filter_map(|mark| Some((mark, mark.words_box()?))).collect();
+        let outside = |[left, upper, right, lower]: [f32; 4]| {
+            left < -0.01 || upper < 0.0 || right > scene.width + 0.01 || lower > scene.height
+        };
+        if let Some((mark, _)) = words.iter().find(|(_, at)| outside(*at)) {
+            return Some(format!("outside: {mark:?}"));
+        }
+        let meet = |a: [f32; 4], b: [f32; 4]| a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+        let all = words.iter().enumerate();
+        let mut pairs = all.flat_map(|(i, a)| words.iter().skip(i + 1).map(move |b| (a, b)));
+        pairs.find(|(a, b)| meet(a.1, b.1)).map(|(a, b)| format!("{:?} and {:?}", a.0, b.0))
+    }
+
+    #[test]
+    fn words_of_short_ranges_of_times_do_not_overlap() {
+        // From 50 ms to 900 ms, ticks of equal differences crowd on the right.
+        for (low, high) in [(0.05, 0.9), (0.011, 0.09), (1e-6, 3_000.0), (0.5, 1.5), (900.0, 100_000.0)] {
+            let x = Axis { name: "time to first token", unit: Unit::Seconds, scale: Scale::Log, range: (low, high) };
+            let y = Axis { name: "requests within", unit: Unit::Share, scale: Scale::Linear, range: (0.0, 1.0) };
+            let label = "a weighted sum of many parts:1,".repeat(4);
+            let curve =
+                Curve { label: label.clone(), ink: Ink::Series(0), width: 2.0, points: vec![(low, 0.0), (high, 1.0)] };
+            let plot = Plot { title: label, x, y, curves: vec![curve; 9], size: (560.0, 300.0), legend: true };
+            assert_eq!(overlap(&plot.draw()), None, "{low} to {high}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn words_of_bars_never_overlap(
+            title in ".{0,120}", names in prop::collection::vec((".{0,80}", 0.0f64..1e15, "[0-9,]{0,30}"), 0..20),
+            width in 370.0f32..800.0
+        ) {
+            let bar = |(label, value, words): &(String, f64, String)| Bar {
+                label: label.clone(), value: *value, words: words.clone(), ink: Ink::Series(0),
+            };
+            let scene = bars(&title, &names.iter().map(bar).collect::<Vec<_>>(), width);
+            prop_assert_eq!(overlap(&scene), None);
+        }
+
         #[test]
         fn all_is_drawn_inside_the_picture(
             points in prop::collection::vec((-1e12f64..1e12, prop_oneof![Just(f64::NAN), -1e9f64..1e9]), 0..30),
-            log in any::<bool>(), legend in any::<bool>(), names in prop::collection::vec(".{0,60}", 1..12)
+            log in any::<bool>(), legend in any::<bool>(), names in prop::collection::vec(".{0,60}", 1..12),
+            title in ".{0,90}"
         ) {
             let scale = if log { Scale::Log } else { Scale::Linear };
             let axis = |values: Vec<f64>| Axis { name: "axis", unit: Unit::Seconds, scale, range: range(values, scale) };
             let curve = |label: &String| Curve { label: label.clone(), ink: Ink::Series(9), width: 1.0, points: points.clone() };
             let plot = Plot {
-                title: "title".to_owned(),
+                title: title.clone(),
                 x: axis(points.iter().map(|p| p.0).collect()),
                 y: axis(points.iter().map(|p| p.1).collect()),
                 curves: names.iter().map(curve).collect(),
@@ -403,6 +475,7 @@ mod axes {
                 }
             }
             prop_assert!(scene.marks.len() < 200, "{} marks", scene.marks.len());
+            prop_assert_eq!(overlap(&scene), None);
         }
     }
 }

@@ -51,7 +51,7 @@ pub enum RequestEvent<'e> {
     Deadline(DeadlineOutcome),
     /// The response began with this HTTP status.
     Status(u16),
-    /// The first byte of the response's body came so long after the request's headers.
+    /// The first byte of a streamed response came so long after the request's headers.
     FirstByte(Duration),
     /// The request ended.
     Ended {
@@ -503,7 +503,8 @@ pub struct DecisionRecord {
     pub estimated_cached_tokens: u32,
     /// HTTP status of the response; 0 if there was none.
     pub status: u16,
-    /// From the request headers to the first byte of the response body, milliseconds.
+    /// From the request headers to the first byte of a streamed response, milliseconds. `None` if the response is not
+    /// streamed: its first byte comes with its last token.
     pub ttft_ms: Option<f64>,
     /// From the request headers to the end, milliseconds.
     pub duration_ms: f64,

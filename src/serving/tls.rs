@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use x509_parser::time::ASN1Time;
 
 /// Name of the certificate chain in the directory, as Kubernetes secrets of type `kubernetes.io/tls` have it.
 pub const CERT_FILE: &str = "tls.crt";
@@ -69,7 +70,7 @@ pub enum TlsError {
     #[error("the certificate is malformed: {0}")]
     Certificate(String),
     /// The certificate has expired; the value is the end of its validity in Unix seconds.
-    #[error("the certificate expired at unix time {0}")]
+    #[error("the certificate expired at {}", rfc3339(*.0))]
     Expired(u64),
     /// A self-signed certificate cannot be created.
     #[error("can't make a self-signed certificate: {0}")]
@@ -128,7 +129,7 @@ impl ServingCert {
         let info = cert.info();
         tracing::info!(
             pin_sha256 = info.pin,
-            expires_at = info.expires_at,
+            expires_at = rfc3339(info.expires_at),
             "serving with a self-signed certificate; clients can pin it by this hash"
         );
         Ok(cert)
@@ -144,11 +145,15 @@ impl ServingCert {
         let info = &loaded.info;
         if info.expires_at <= unix(now) {
             tracing::warn!(
-                expires_at = info.expires_at,
+                expires_at = rfc3339(info.expires_at),
                 "certificate has expired; clients that verify it will not connect"
             );
         }
-        tracing::info!(pin_sha256 = info.pin, expires_at = info.expires_at, "serving with a certificate from files");
+        tracing::info!(
+            pin_sha256 = info.pin,
+            expires_at = rfc3339(info.expires_at),
+            "serving with a certificate from files"
+        );
         Ok(Self::with(loaded))
     }
 
@@ -175,7 +180,7 @@ impl ServingCert {
             Ok(loaded) => {
                 tracing::info!(
                     pin_sha256 = loaded.info.pin,
-                    expires_at = loaded.info.expires_at,
+                    expires_at = rfc3339(loaded.info.expires_at),
                     "certificate reloaded"
                 );
                 self.current.store(Arc::new(loaded));
@@ -285,6 +290,14 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 
 fn unix(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// A time in Unix seconds as RFC 3339 has it.
+fn rfc3339(seconds: u64) -> String {
+    let at = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
+    let Some(at) = at.map(|at| at.to_datetime()) else { return format!("{seconds} s after 1970") };
+    let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", at.hour(), at.minute(), at.second())
 }
 
 fn is_dns_name(name: &str) -> bool {

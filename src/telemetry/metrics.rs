@@ -280,7 +280,7 @@ impl Metrics {
         let seconds = Unit::Seconds;
         registry.register_with_unit(
             "time_to_first_byte",
-            "time from the request headers to the first byte of the response body",
+            "time from the request headers to the first byte of a streamed response; others are in `request_duration`",
             seconds.clone(),
             self.ttft.clone(),
         );
@@ -541,7 +541,7 @@ impl PoolMetrics {
         }
     }
 
-    /// Records the time to the first byte of a response body.
+    /// Records the time to the first byte of a streamed response.
     pub fn first_byte(&self, after: Duration) {
         self.ttft.observe(after.as_secs_f64());
     }

@@ -26,6 +26,8 @@ pub(super) struct RequestReports {
     /// The record for the decision log, as far as it is known.
     record: DecisionRecord,
     span: Option<Box<dyn RequestTrace>>,
+    /// The first byte of the response body has arrived.
+    begun: bool,
     /// The observers of its model and its tenant.
     counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
 }
@@ -68,7 +70,7 @@ impl RequestReports {
             counts.push(observer.named(Subject::Tenant, tenant.name().unwrap_or_default(), now));
         }
         counts.iter().for_each(|counts| counts.event(NameEvent::Routed));
-        Self { runtime: plan.runtime.clone(), opened, picked: picked.id, record, span, counts }
+        Self { runtime: plan.runtime.clone(), opened, picked: picked.id, record, span, begun: false, counts }
     }
 
     /// The observer of its model; `None` if the model is unknown.
@@ -78,7 +80,7 @@ impl RequestReports {
 
     /// Whether the first byte of the response body has arrived.
     pub(super) fn has_begun(&self) -> bool {
-        self.record.ttft_ms.is_some()
+        self.begun
     }
 
     /// The response began with this HTTP status.
@@ -94,11 +96,15 @@ impl RequestReports {
         }
     }
 
-    /// The first byte of the response body has arrived.
-    pub(super) fn first_byte(&mut self, now: Timestamp) {
-        let after = now.since(self.opened);
-        self.record.ttft_ms = Some(milliseconds(after));
-        self.runtime.observer.event(RequestEvent::FirstByte(after));
+    /// The first byte of the response body has arrived. Only that of a stream (`streams`) is a time to first token: any
+    /// other body arrives when the response is complete.
+    pub(super) fn first_byte(&mut self, streams: bool, now: Timestamp) {
+        self.begun = true;
+        if streams {
+            let after = now.since(self.opened);
+            self.record.ttft_ms = Some(milliseconds(after));
+            self.runtime.observer.event(RequestEvent::FirstByte(after));
+        }
         if let Some(span) = &mut self.span {
             span.first_byte(now);
         }

@@ -82,6 +82,21 @@ fn record_of_the_decision_log_has_times_and_tokens() {
     }
 }
 
+/// The body of a response that is not streamed arrives after its last token.
+#[test]
+fn response_that_is_not_streamed_has_no_time_to_first_token() {
+    let fixture = Parts::default().build();
+    let mut in_flight = begin(&fixture, fixture.chat("hello").unwrap());
+    in_flight.headers(&ResponseHead { sse: false, ..HEAD }, NOW, &fixture.picker);
+    events(&fixture);
+    let body = br#"{"choices":[{"index":0,"message":{"role":"assistant","content":"a"}}]}"#;
+    in_flight.chunk(body, true, NOW, &fixture.picker);
+    assert!(in_flight.has_begun() && events(&fixture).is_empty());
+    in_flight.end(End::Complete, NOW, &fixture.picker);
+    let record = fixture.events.take().pop().unwrap();
+    assert!(record.contains("status: 200, ttft_ms: None, duration_ms: "), "{record}");
+}
+
 #[test]
 fn request_that_is_dropped_in_flight_releases_its_bookings() {
     let fixture = Parts::default().build();

@@ -1,7 +1,9 @@
 //! Failed handshakes, counted by cause. A [`LogCounter`] per cause bounds their number in the log.
 
+use super::rfc3339;
 use crate::log_counter::LogCounter;
-use rustls::{CertificateError, Error, InvalidMessage};
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use tokio::time::Instant;
@@ -23,7 +25,10 @@ pub enum FailureCause {
     NameNotAllowed,
     /// The client's certificate has another fault: its purpose, its encoding or its signature.
     BadCertificate,
-    /// The client ended the handshake with an alert: it does not trust Attaché's certificate.
+    /// The client ended the handshake with an alert: Attaché's certificate has expired, or is not valid yet, by the
+    /// client's clock.
+    OwnExpired,
+    /// The client ended the handshake with another alert about Attaché's certificate, which it does not trust.
     RefusedByClient,
     /// The handshake took too long.
     Timeout,
@@ -35,7 +40,7 @@ pub enum FailureCause {
 
 impl FailureCause {
     /// All causes in the order of their labels.
-    pub const ALL: [FailureCause; 11] = [
+    pub const ALL: [FailureCause; 12] = [
         FailureCause::NotTls,
         FailureCause::Incompatible,
         FailureCause::NoCertificate,
@@ -43,6 +48,7 @@ impl FailureCause {
         FailureCause::Expired,
         FailureCause::NameNotAllowed,
         FailureCause::BadCertificate,
+        FailureCause::OwnExpired,
         FailureCause::RefusedByClient,
         FailureCause::Timeout,
         FailureCause::Closed,
@@ -60,6 +66,7 @@ impl FailureCause {
             FailureCause::Expired => "expired",
             FailureCause::NameNotAllowed => "name_not_allowed",
             FailureCause::BadCertificate => "bad_certificate",
+            FailureCause::OwnExpired => "own_expired",
             FailureCause::RefusedByClient => "refused_by_client",
             FailureCause::Timeout => "timeout",
             FailureCause::Closed => "closed",
@@ -67,24 +74,42 @@ impl FailureCause {
         }
     }
 
-    /// Returns what the operator can do.
-    fn help(self) -> &'static str {
+    /// Returns what the operator can do; `error` is the error of the handshake.
+    fn help(self, error: &io::Error) -> &'static str {
         match self {
             FailureCause::NotTls => "give the gateway TLS to the picker, or the picker --secure-serving=false",
             FailureCause::Incompatible => "the picker speaks TLS 1.2 and 1.3 with the ALPN protocol h2",
             FailureCause::NoCertificate => "give the gateway a client certificate of the picker's client CA",
             FailureCause::UnknownCa => "add the authority of this certificate to the client CA file (--client-ca-file)",
-            FailureCause::Expired => "renew the client's certificate, or set the clocks",
+            FailureCause::Expired => "renew the client's certificate, or set the clock of the client or of the picker",
             FailureCause::NameNotAllowed => "add one of the certificate's names to the allowed ones (--client-name)",
             FailureCause::BadCertificate => "a client's certificate needs the usage `client auth`",
-            FailureCause::RefusedByClient => "give the gateway the authority of the picker's certificate (--cert-path)",
+            FailureCause::OwnExpired => {
+                "renew the picker's own certificate (--cert-path; restart the picker for a new self-signed one), or set \
+                 the client's clock"
+            }
+            FailureCause::RefusedByClient => match tls(error) {
+                Some(Error::AlertReceived(AlertDescription::UnknownCA)) => {
+                    "give the gateway the authority of the picker's certificate (--cert-path)"
+                }
+                Some(Error::AlertReceived(AlertDescription::CertificateRevoked)) => {
+                    "issue a new certificate for the picker (--cert-path): for the gateway, the present one is revoked"
+                }
+                Some(Error::AlertReceived(AlertDescription::DecryptError)) => {
+                    "issue the picker's certificate again with its key (--cert-path): its signature does not verify"
+                }
+                _ => {
+                    "compare the picker's certificate (--cert-path) with what the gateway expects: its authority, its \
+                     names, its hash, and the usage `server auth`"
+                }
+            },
             FailureCause::Timeout | FailureCause::Closed | FailureCause::Other => "",
         }
     }
 
     fn of(error: &io::Error) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+        match tls(error) {
             Some(error) => Self::of_tls(error),
             None => match error.kind() {
                 TimedOut => Self::Timeout,
@@ -101,7 +126,7 @@ impl FailureCause {
             }
             Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::Incompatible,
             Error::NoCertificatesPresented => Self::NoCertificate,
-            Error::AlertReceived(_) => Self::RefusedByClient,
+            Error::AlertReceived(alert) => Self::of_alert(*alert),
             Error::InvalidCertificate(error) => match error {
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::UnknownCa,
                 CertificateError::Expired
@@ -112,6 +137,56 @@ impl FailureCause {
                 _ => Self::BadCertificate,
             },
             _ => Self::Other,
+        }
+    }
+
+    /// The cause that a client names in its alert.
+    fn of_alert(alert: AlertDescription) -> Self {
+        use AlertDescription as Alert;
+        match alert {
+            Alert::CertificateExpired => Self::OwnExpired,
+            Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateUnknown
+            | Alert::CertificateRevoked
+            | Alert::NoCertificate
+            | Alert::AccessDenied
+            | Alert::DecryptError
+            | Alert::BadCertificateStatusResponse
+            | Alert::BadCertificateHashValue => Self::RefusedByClient,
+            Alert::HandshakeFailure
+            | Alert::ProtocolVersion
+            | Alert::InsufficientSecurity
+            | Alert::InappropriateFallback
+            | Alert::MissingExtension
+            | Alert::UnsupportedExtension
+            | Alert::NoApplicationProtocol => Self::Incompatible,
+            Alert::CloseNotify | Alert::UserCanceled => Self::Closed,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The TLS error in an error of a handshake.
+fn tls(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// An error of a handshake for people: rustls writes the times of certificates in Unix seconds.
+struct Shown<'e>(&'e io::Error);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |time: &rustls::pki_types::UnixTime| rfc3339(time.as_secs());
+        match tls(self.0) {
+            Some(Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after })) => {
+                write!(f, "the client's certificate expired at {}; it is {} now", at(not_after), at(time))
+            }
+            Some(Error::InvalidCertificate(CertificateError::NotValidYetContext { time, not_before })) => {
+                write!(f, "the client's certificate is valid from {}; it is {} now", at(not_before), at(time))
+            }
+            _ => self.0.fmt(f),
         }
     }
 }
@@ -131,13 +206,63 @@ impl HandshakeFailures {
         let cause = FailureCause::of(error);
         let mut all = FailureCause::ALL.iter().zip(&self.0);
         let unlogged = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
-        let (peer, help) = (tracing::field::display(peer), cause.help());
+        let (peer, help) = (tracing::field::display(peer), cause.help(error));
+        let error = Shown(error);
         match unlogged {
             // A client that closes its connection needs no attention.
             Some(unlogged) if cause != FailureCause::Closed => {
                 tracing::warn!(peer, cause = cause.label(), %error, help, unlogged, "TLS handshake failed");
             }
             _ => tracing::debug!(peer, cause = cause.label(), %error, "TLS handshake failed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::UnixTime;
+    use std::time::Duration;
+
+    fn of(error: Error) -> (&'static str, &'static str, String) {
+        let error = io::Error::new(io::ErrorKind::InvalidData, error);
+        let cause = FailureCause::of(&error);
+        (cause.label(), cause.help(&error), Shown(&error).to_string())
+    }
+
+    #[test]
+    fn alert_of_a_client_names_the_certificate_to_renew() {
+        use AlertDescription as Alert;
+        for (alert, label, help) in [
+            (Alert::CertificateExpired, "own_expired", "renew the picker's own certificate"),
+            (Alert::UnknownCA, "refused_by_client", "give the gateway the authority"),
+            (Alert::CertificateRevoked, "refused_by_client", "is revoked"),
+            (Alert::DecryptError, "refused_by_client", "signature"),
+            (Alert::BadCertificate, "refused_by_client", "its names"),
+            (Alert::CertificateUnknown, "refused_by_client", "its names"),
+            (Alert::UnsupportedCertificate, "refused_by_client", "`server auth`"),
+            (Alert::ProtocolVersion, "incompatible", "TLS 1.2 and 1.3"),
+            (Alert::NoApplicationProtocol, "incompatible", "h2"),
+            (Alert::CloseNotify, "closed", ""),
+            (Alert::InternalError, "other", ""),
+        ] {
+            let (cause, advice, _) = of(Error::AlertReceived(alert));
+            assert!(cause == label && advice.contains(help), "{alert:?}: {cause}, {advice}");
+        }
+    }
+
+    #[test]
+    fn times_of_certificates_are_written_as_dates() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let expired = CertificateError::ExpiredContext { time: at(1_764_355_000), not_after: at(951_782_399) };
+        let early = CertificateError::NotValidYetContext { time: at(0), not_before: at(4_107_542_400) };
+        for (error, shown) in [
+            (expired, "the client's certificate expired at 2000-02-28T23:59:59Z; it is 2025-11-28T18:36:40Z now"),
+            (early, "the client's certificate is valid from 2100-03-01T00:00:00Z; it is 1970-01-01T00:00:00Z now"),
+        ] {
+            let (cause, help, text) = of(Error::InvalidCertificate(error));
+            assert_eq!((cause, &*text), ("expired", shown));
+            assert!(help.starts_with("renew the client's certificate"), "{help}");
         }
     }
 }

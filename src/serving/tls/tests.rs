@@ -151,7 +151,9 @@ async fn valid_new_pair_is_used_and_an_invalid_one_is_not() {
     // An expired certificate.
     let (late, late_key) = pair(now() - DAY);
     write_pair(dir.path(), &late, &late_key);
-    assert!(matches!(cert.reload(dir.path(), now()), Err(TlsError::Expired(_))));
+    let error = cert.reload(dir.path(), now()).unwrap_err();
+    let (said, at) = (error.to_string(), rfc3339(unix(now() - DAY)));
+    assert!(matches!(error, TlsError::Expired(_)) && said.contains(at.split_at(16).0), "{said}, but {at}");
     assert_eq!((cert.reload_failures(), cert.reloads()), (4, 0));
     assert_eq!(handshake(address).await.0, old);
 
@@ -160,6 +162,38 @@ async fn valid_new_pair_is_used_and_an_invalid_one_is_not() {
     let (new, _) = handshake(address).await;
     assert_ne!(new, old);
     assert_eq!(new, cert.info().pin);
+}
+
+/// Clients that verify the picker's certificate, as gateways should, end the handshake with an alert.
+#[tokio::test]
+async fn expired_certificate_and_unknown_authority_of_the_picker_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    for (until, trusted, cause) in
+        [(now() - DAY, true, FailureCause::OwnExpired), (now() + DAY, false, FailureCause::RefusedByClient)]
+    {
+        let (certificate, key) = pair(until);
+        write_pair(dir.path(), &certificate, &key);
+        let cert = ServingCert::from_directory(dir.path(), now()).unwrap();
+        let tls = Handshaker::new(cert.server_config(None).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut acceptor = Acceptor::new(listener, connections());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(if trusted { certificate.der().clone() } else { pair(until).0.der().clone() }).unwrap();
+        let config = ClientConfig::builder_with_provider(plain()).with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let client = tokio::spawn(async move {
+            let tcp = TcpStream::connect(address).await.unwrap();
+            assert!(connector.connect(ServerName::try_from("localhost").unwrap(), tcp).await.is_err());
+        });
+        let stream = acceptor.next().await;
+        assert!(super::handshake(stream, Some(&tls), ()).await.is_err());
+        client.await.unwrap();
+        let failed: Vec<_> = tls.failures().counts().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(failed, [(cause, 1)]);
+    }
 }
 
 #[tokio::test]
