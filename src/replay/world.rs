@@ -51,6 +51,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Reason of requests whose server failed before the end of the response.
+const SERVER_FAILED: &str = "the server failed";
 /// 1 s of virtual time between two samples of the servers' load.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
@@ -362,6 +364,7 @@ impl<'w> World<'w> {
             fell_back: origin == PromptOrigin::FellBack,
         };
         if ending == Ending::Lost {
+            self.observer.failed(request.number, SERVER_FAILED);
             self.pickers.of_mut(request.number).lost(sent, false, at);
         } else {
             let usage = Usage {
@@ -409,8 +412,9 @@ impl<'w> World<'w> {
         }
     }
 
-    /// No endpoint was available, or the server rejected the request.
-    fn refuse(&mut self, request: &Request, sent: Option<Sent>, now: Timestamp) {
+    /// No endpoint was available, or the server rejected the request. `reason` is a code of the picker, or says what a
+    /// server did.
+    fn refuse(&mut self, request: &Request, sent: Option<Sent>, reason: &str, now: Timestamp) {
         let place = sent.as_ref().and_then(Sent::endpoint).and_then(|endpoint| self.places.get(&endpoint.id));
         let endpoint = place.and_then(|i| u32::try_from(*i).ok());
         if let Some(mut sent) = sent {
@@ -418,10 +422,18 @@ impl<'w> World<'w> {
             picker.first_byte(&mut sent, false, now);
             picker.cut(sent, Had::Nothing, now);
         }
-        self.end_early(request, endpoint, Ending::Refused, now);
+        self.end_early(request, endpoint, (Ending::Refused, reason), now);
     }
 
-    fn end_early(&mut self, request: &Request, endpoint: Option<u32>, ending: Ending, now: Timestamp) {
+    /// Reports a request that ends without a response, and why.
+    fn end_early(
+        &mut self,
+        request: &Request,
+        endpoint: Option<u32>,
+        (ending, reason): (Ending, &str),
+        now: Timestamp,
+    ) {
+        self.observer.failed(request.number, reason);
         let served = Served {
             number: request.number,
             pair: self.workload.pair(request.number),

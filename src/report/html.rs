@@ -198,7 +198,7 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     out.push_str("</section>\n");
 }
 
-/// Lists reasons of rejected and lost requests with their counts. Only runs of `loadgen` have reasons.
+/// Lists reasons of rejected and lost requests with their counts.
 fn failures(out: &mut String, cell: &Cell<'_>) {
     for run in cell.runs.iter().filter(|run| !run.failures.is_empty()) {
         let _ = write!(out, "<h3>Rejected or lost: {}</h3>\n<ul>\n", escape(&run.policy));

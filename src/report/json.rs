@@ -10,10 +10,13 @@ use super::compare::{MeanChange, is_more};
 use super::number::{percent, whole};
 use super::objective::ObjectiveFigures;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The number that is raised when a field is renamed or removed.
 pub const SCHEMA: u32 = 1;
+/// Reasons of rejected and lost requests that a line of text has; [`RunFigures::failures`] has all.
+const SHOWN_REASONS: usize = 5;
 
 /// A report as figures, in the structure of the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -317,7 +320,8 @@ impl<'d> Cell<'d> {
         self.lowest().is_some_and(|lowest| std::ptr::eq(lowest, run))
     }
 
-    /// Which runs left requests unanswered, and how many of how many; `None` when each request was answered.
+    /// Which runs left requests unanswered, how many of how many, and for which reasons; `None` when each request was
+    /// answered.
     #[must_use]
     pub fn unanswered(&self) -> Option<String> {
         let of = |run: &&RunFigures| {
@@ -325,16 +329,30 @@ impl<'d> Cell<'d> {
             let share = percent(run.error_rate?);
             (refused + lost > 0).then(|| {
                 format!(
-                    "{} {} rejected, {} lost of {} ({share})",
+                    "{} {} rejected, {} lost of {} ({share}){}",
                     run.policy,
                     whole(refused),
                     whole(lost),
-                    whole(total)
+                    whole(total),
+                    run.reasons()
                 )
             })
         };
         let runs: Vec<String> = self.runs.iter().filter_map(of).collect();
         (!runs.is_empty()).then(|| format!("Rejected or lost: {}", runs.join("; ")))
+    }
+}
+
+impl RunFigures {
+    /// The reasons of rejected and lost requests, the most frequent first; empty for runs without reasons.
+    fn reasons(&self) -> String {
+        let mut reasons: Vec<(&str, u64)> = self.failures.iter().map(|(reason, count)| (&**reason, *count)).collect();
+        reasons.sort_by_key(|(_, count)| Reverse(*count));
+        let of = |(reason, count): &(&str, u64)| format!("{} {reason}", whole(*count));
+        let mut shown: Vec<String> = reasons.iter().take(SHOWN_REASONS).map(of).collect();
+        let others: u64 = reasons.iter().skip(SHOWN_REASONS).map(|(_, count)| count).sum();
+        shown.extend((others > 0).then(|| format!("{} for other reasons", whole(others))));
+        if shown.is_empty() { String::new() } else { format!(": {}", shown.join(", ")) }
     }
 }
 

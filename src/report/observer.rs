@@ -17,7 +17,7 @@ pub trait Observer {
     /// `loadgen` calls it.
     fn named(&mut self, _endpoint: u32, _name: &str) {}
 
-    /// Why a request was rejected or lost. Called before [`Self::served`]. Only `loadgen` calls it.
+    /// Why a request was rejected or lost: a reason that many requests may share. Called before [`Self::served`].
     fn failed(&mut self, _number: u64, _reason: &str) {}
 
     /// The load of all servers, once per virtual second. Servers that have left the pool are

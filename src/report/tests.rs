@@ -72,6 +72,12 @@ fn what_is_saved_has_the_price_of_the_server_that_saved_it() {
 fn why_requests_failed_and_what_servers_are_called_stands_in_the_figures_and_on_the_page() {
     let mut run = run("random", "1.0", 30);
     run.failures = BTreeMap::from([("status 503 (<full>)".to_owned(), 7)]);
+    let of = |reason: u64| (format!("reason {reason}"), reason);
+    let mut many = Report { runs: vec![run.clone()], ..report() }.document();
+    many.runs[0].failures.extend((1..=6).map(of));
+    let text = table::render(&many, TableStyle::default());
+    let reasons = "7 status 503 (<full>), 6 reason 6, 5 reason 5, 4 reason 4, 3 reason 3, 3 for other reasons\n";
+    assert!(text.contains(&format!("%): {reasons}")), "{text}");
     let document = Report { runs: vec![run], ..report() }.document();
     assert_eq!(document.runs[0].failures["status 503 (<full>)"], 7);
     assert!(html::render(&document).contains("<li>7: status 503 (&lt;full&gt;)</li>"));

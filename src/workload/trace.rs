@@ -4,15 +4,17 @@
 //! | file | [`TraceFormat`] | prompts | source |
 //! |---|---|---|---|
 //! | [`mooncake`] | JSONL with `hash_ids` | by the ids of their blocks | Mooncake (FAST'25) |
-//! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths only | Azure LLM inference traces 2023 and 2024 |
+//! | [`bailian`] | JSONL with `hash_ids` and `chat_id` | by the ids of their blocks | Qwen-Bailian (ATC'25) |
+//! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, images | Azure inference traces 2023 to 2025 |
 //! | [`burstgpt`] | CSV `Timestamp,Model,Request tokens,Response tokens,…` | lengths, conversations | BurstGPT |
 //! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
 //! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks | `attache run --record` |
 //!
-//! The first row decides the format. Prompts of which only the length is known share nothing with each other. Times of
+//! The first row decides the format; [`unused`] names its fields that are not read. Prompts of which only the length is known share nothing with each other. Times of
 //! foreign traces count from their first row. Called by `cli::replay` and tests.
 
 pub mod azure;
+pub mod bailian;
 pub mod burstgpt;
 mod fields;
 pub mod mooncake;
@@ -35,16 +37,10 @@ pub const MAX_TOKENS: u64 = 10_000_000;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Settings for reading a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Tokens of the block that one of Mooncake's `hash_ids` stands for.
-    pub block_tokens: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { block_tokens: mooncake::DEFAULT_BLOCK_TOKENS }
-    }
+    /// Tokens of the block that one of a trace's `hash_ids` stands for; `None`: those of the published traces.
+    pub block_tokens: Option<u32>,
 }
 
 /// The formats that are known.
@@ -52,6 +48,8 @@ impl Default for Options {
 pub enum TraceFormat {
     /// See [`mooncake`].
     Mooncake,
+    /// See [`bailian`].
+    Bailian,
     /// See [`azure`].
     Azure,
     /// See [`burstgpt`].
@@ -81,7 +79,13 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
     Ok(match format_of(first)? {
         TraceFormat::Mooncake => {
             rows.put_back();
-            Box::new(Trace::new(rows, mooncake::Mooncake::new(options.block_tokens)?))
+            let block_tokens = options.block_tokens.unwrap_or(mooncake::DEFAULT_BLOCK_TOKENS);
+            Box::new(Trace::new(rows, mooncake::Mooncake::new(block_tokens)?))
+        }
+        TraceFormat::Bailian => {
+            rows.put_back();
+            let block_tokens = options.block_tokens.unwrap_or(bailian::DEFAULT_BLOCK_TOKENS);
+            Box::new(Trace::new(rows, bailian::Bailian::new(block_tokens)?))
         }
         TraceFormat::Azure => {
             let azure = azure::Azure::new(first)?;
@@ -102,6 +106,38 @@ struct Marks<'a> {
     #[serde(borrow)]
     format: Option<&'a serde_json::value::RawValue>,
     hash_ids: Option<serde::de::IgnoredAny>,
+    chat_id: Option<serde::de::IgnoredAny>,
+}
+
+/// The fields of the first row of `source` that no loader reads, in the order of the row. Empty for formats whose
+/// loader refuses unknown fields.
+///
+/// # Errors
+/// As [`read`].
+pub fn unused(source: impl BufRead + Send + 'static) -> Result<Vec<String>, TraceError> {
+    let mut rows = Rows::new(Box::new(source));
+    let Some((_, first)) = rows.next()? else { return Ok(Vec::new()) };
+    let (fields, read): (Vec<String>, Vec<&str>) = match format_of(first)? {
+        TraceFormat::Mooncake => (keys(first), mooncake::FIELDS.into()),
+        TraceFormat::Bailian => (keys(first), bailian::FIELDS.into()),
+        TraceFormat::Azure => (headings(first), azure::HEADINGS.into_iter().chain([azure::IMAGES]).collect()),
+        TraceFormat::BurstGpt => (headings(first), burstgpt::HEADINGS.into_iter().chain([burstgpt::SESSION]).collect()),
+        TraceFormat::Native | TraceFormat::Recording => return Ok(Vec::new()),
+    };
+    let is_read = |field: &String| read.iter().any(|name| name.eq_ignore_ascii_case(field));
+    Ok(fields.into_iter().filter(|field| !is_read(field)).map(|field| fields::shown(&field)).collect())
+}
+
+/// The names of the fields of a JSON row.
+fn keys(row: &str) -> Vec<String> {
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(row)
+        .map(|row| row.into_iter().map(|(name, _)| name).collect())
+        .unwrap_or_default()
+}
+
+/// The columns of a CSV heading that have a name.
+fn headings(row: &str) -> Vec<String> {
+    fields::columns(row).iter().filter(|name| !name.is_empty()).map(|name| (*name).to_owned()).collect()
 }
 
 /// The format of a trace with this first row.
@@ -122,6 +158,7 @@ pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
                 native::FORMAT,
                 attache_record::FORMAT
             ))),
+            Some(Marks { hash_ids: Some(_), chat_id: Some(_), .. }) => Ok(TraceFormat::Bailian),
             Some(Marks { hash_ids: Some(_), .. }) => Ok(TraceFormat::Mooncake),
             _ => Err(unknown(first)),
         };
@@ -139,7 +176,7 @@ pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
 fn unknown(first: &str) -> TraceError {
     let shown = fields::shown(first);
     TraceError::Format(format!(
-        "the first row is {shown}; allowed are rows with `hash_ids` (Mooncake), a row with \"format\": \"{}\", \
+        "the first row is {shown}; allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), a row with \"format\": \"{}\", \
          and the headings {} (Azure) and {} (BurstGPT)",
         native::FORMAT,
         azure::HEADINGS.join(","),

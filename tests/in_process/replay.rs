@@ -56,6 +56,8 @@ struct Seen {
     served: Vec<Served>,
     samples: usize,
     turns: Vec<Turn>,
+    /// Reasons of requests that were rejected or lost, in their order.
+    failures: Vec<String>,
     /// Maximum share of used blocks of each server, by its position.
     fullest: Vec<f32>,
 }
@@ -63,6 +65,10 @@ struct Seen {
 impl Observer for Seen {
     fn served(&mut self, served: &Served) {
         self.served.push(*served);
+    }
+
+    fn failed(&mut self, _: u64, reason: &str) {
+        self.failures.push(reason.to_owned());
     }
 
     fn queued(&mut self, queued: &Queued<'_>) {
@@ -79,6 +85,13 @@ impl Observer for Seen {
 }
 
 impl Seen {
+    /// Asserts that each rejected and lost request has a reason, and that it is this one.
+    fn assert_all_fail_for(&self, reason: &str) {
+        let without = self.served.iter().filter(|served| served.ending != Ending::Answered).count();
+        assert!(without > 0 && self.failures.iter().all(|given| given == reason), "{:?}", self.failures);
+        assert_eq!(self.failures.len(), without);
+    }
+
     /// Quantile `q` of the time to first token, seconds.
     fn first_token(&self, q: f64) -> f64 {
         let mut times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
@@ -279,6 +292,7 @@ fn requests_beyond_the_limits_are_rejected_and_all_others_served() {
     // Half a minute of ten requests a second.
     let minute = play(plan(limits(Limits { requests_per_minute: Some(100), ..Limits::default() })));
     assert_eq!((minute.count(Ending::Answered), minute.count(Ending::Refused)), (100, all - 100));
+    minute.assert_all_fail_for("rpm_exceeded");
     assert!(minute.served.iter().all(|served| (served.number < 100) == (served.ending == Ending::Answered)));
     // The reservations of requests that have ended are free again.
     let concurrent = play(plan(limits(Limits { concurrency: Some(1_000), ..Limits::default() })));
@@ -592,6 +606,7 @@ fn without_queues_only_sheddable_requests_are_rejected() {
     let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.fate == QueueOutcome::Shed).collect();
     assert!(shed.len() > 10 && shed.len() < 200, "{}", shed.len());
     assert_eq!(seen.count(Ending::Refused), shed.len());
+    seen.assert_all_fail_for("shed");
     let important = seen.served.iter().filter(|served| served.number % 2 == 0);
     assert!(important.clone().count() == 200 && important.clone().all(|served| served.ending == Ending::Answered));
     assert_eq!(seen.longest_wait(), Duration::ZERO);
@@ -858,6 +873,7 @@ fn too_long_prompt_is_rejected() {
     plan.engines.iter_mut().for_each(|engine| engine.max_model_len = 1_000);
     let (_, seen) = plan.play("predicted-latency", conversations(1.0, 100));
     assert!(seen.count(Ending::Refused) > 50 && seen.count(Ending::Answered) > 0);
+    seen.assert_all_fail_for("prompt and response exceed the server's context");
 }
 
 fn attache(args: &[&str]) -> Output {
@@ -922,6 +938,25 @@ fn replay_command_writes_every_format_and_documented_exit_codes() {
     assert!(std::fs::read_to_string(&html).unwrap().contains("<svg"));
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg xmlns="));
     assert!(std::fs::read_to_string(&markdown).unwrap().contains("| random |"));
+
+    // Rejected requests have their reason in each form; what a trace has beside is named.
+    let trace = path("t.jsonl");
+    let rows = r#"{"chat_id":1,"parent_chat_id":-1,"timestamp":0,"input_length":40,"output_length":9,"turn":1,"hash_ids":[1,2,3]}
+{"chat_id":2,"parent_chat_id":1,"timestamp":0.5,"input_length":140000,"output_length":9,"turn":2,"hash_ids":[]}"#;
+    let ids = (0..8_750).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    std::fs::write(&trace, rows.replace("[]", &format!("[{ids}]"))).unwrap();
+    let played = ["--trace", &trace, "--endpoints", "1", "--compare", ""];
+    let output =
+        attache(&[&played[..], &["--json", &json, "--html", &html, "--svg", &svg, "--markdown", &markdown]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("t.jsonl: not used: turn\n"), "{}", text(&output.stderr));
+    let reason = "prompt and response exceed the server's context";
+    let line = format!("1 rejected, 0 lost of 2 (50.0 %): 1 {reason}");
+    assert!(text(&output.stdout).contains(&line), "{}", text(&output.stdout));
+    assert!(std::fs::read_to_string(&markdown).unwrap().contains(&line));
+    assert!(std::fs::read_to_string(&html).unwrap().contains(&reason.replace('\'', "&#39;")));
+    let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(document["runs"][0]["failures"][reason], 1, "{document}");
 
     let holds = attache(&[&short[..], &["--assert", "predicted-latency:ttft_mean<=random:ttft_mean"]].concat());
     assert_eq!(holds.status.code(), Some(0), "{}", text(&holds.stdout));

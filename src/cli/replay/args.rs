@@ -41,7 +41,7 @@ macro_rules! of_the_world {
 macro_rules! of_players {
     ($($more:literal),*) => {
         of_the_world!(
-            "trace", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed",
+            "trace", "trace_block_tokens", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed",
             "target", "ttft_target",
             "tpot_target", "assert", "json", "html", "svg", "markdown" $(, $more)*
         )
@@ -103,10 +103,13 @@ Exit codes: 0 good, 2 an --assert does not hold or a recorded decision differs w
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReplayArgs {
-    /// A recorded workload: Mooncake JSONL, Azure or BurstGPT CSV, attache.trace.v1, a recording; `-` is standard
-    /// input, read whole before it is played
+    /// A recorded workload: Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, attache.trace.v1, a recording; `-`
+    /// is standard input, read whole before it is played
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(super) trace: Vec<PathBuf>,
+    /// Tokens that one of a trace's `hash_ids` stands for [default: 512, in Qwen-Bailian traces 16]
+    #[arg(long, value_name = "N", requires = "trace", help_heading = "Workload")]
+    pub(super) trace_block_tokens: Option<u32>,
     /// A synthetic workload with its parameters, `name:key=value,…`; see --list
     #[arg(long, value_name = "NAME", help_heading = "Workload")]
     pub(super) workload: Vec<String>,

@@ -2,10 +2,8 @@
 
 use super::args::NOT_LIVE;
 use super::plan::MAX_SERVERS;
-use super::{
-    Counting, EXIT_INTERNAL, EXIT_STOPPED, ReplayArgs, ReplayFailure, WorkloadSource, progress_of, show, sources,
-    workload,
-};
+use super::sources::{WorkloadSource, sources, workload};
+use super::{Counting, EXIT_INTERNAL, EXIT_STOPPED, ReplayArgs, ReplayFailure, progress_of, show};
 use crate::cli::output::message;
 use crate::clock::{Clock, Timestamp};
 use crate::loadgen::{self, LiveApi, LiveConfig, LiveError, LiveOutcome};
@@ -224,7 +222,7 @@ async fn play(
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
     // The number of servers is known only from `--servers` or from responses.
     let tally = Tally::new(args.endpoints.first().copied().unwrap_or_default()).with_targets(targets);
-    let counting = Counting { tally, bar: &bar, unshown: 0 };
+    let counting = Counting { tally, failures: BTreeMap::new(), bar: &bar, unshown: 0 };
     let (run, names, reasons) = ((source.name(), speed), Vec::new(), HashMap::new());
     let mut observer = Writing { counting, run, names, reasons, out, failed: None };
     let (clock, stop) = (Clock::start(), CancellationToken::new());

@@ -6,6 +6,7 @@ mod list;
 mod live;
 mod plan;
 mod record;
+mod sources;
 mod variants;
 
 use super::output::{colour, may_colour, message, print};
@@ -33,16 +34,14 @@ use crate::scheduling::choice::ModelRule;
 use crate::scheduling::policy::PolicyMap;
 use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
-use crate::workload::Workload;
-use crate::workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
-use crate::workload::{synthetic, trace};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 pub(super) use args::ReplayArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 use plan::SimulatedServer;
+use sources::{WorkloadSource, sources, workload};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Cursor, IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -84,25 +83,6 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
         Err(ReplayFailure(code, error)) => {
             message(format_args!("error: {error:#}"));
             ExitCode::from(code)
-        }
-    }
-}
-
-/// The workload to play: a trace or a synthetic one.
-#[derive(Clone, Debug)]
-enum WorkloadSource {
-    Trace(PathBuf),
-    /// The bytes of standard input, which each policy plays from the beginning.
-    Piped(Arc<[u8]>),
-    MadeUp(String),
-}
-
-impl WorkloadSource {
-    fn name(&self) -> String {
-        match self {
-            WorkloadSource::Trace(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            WorkloadSource::Piped(_) => "-".to_owned(),
-            WorkloadSource::MadeUp(spelling) => spelling.clone(),
         }
     }
 }
@@ -236,27 +216,6 @@ fn baseline(args: &ReplayArgs, names: &[&str]) -> anyhow::Result<usize> {
     found.with_context(|| format!("--baseline `{wanted}` is none of the policies: {}", names.join(", ")))
 }
 
-fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> {
-    let is_piped = |path: &&PathBuf| path.as_os_str() == "-";
-    ensure!(
-        args.trace.iter().filter(is_piped).count() <= 1,
-        "--trace - is given twice; standard input can be read only once"
-    );
-    let mut sources = Vec::new();
-    for path in &args.trace {
-        sources.push(if is_piped(&path) {
-            let mut all = Vec::new();
-            std::io::stdin().read_to_end(&mut all).context("--trace -")?;
-            WorkloadSource::Piped(all.into())
-        } else {
-            WorkloadSource::Trace(path.clone())
-        });
-    }
-    sources.extend(args.workload.iter().cloned().map(WorkloadSource::MadeUp));
-    ensure!(!sources.is_empty(), "nothing to play; give --trace FILE or --workload NAME (--list shows all)");
-    Ok(sources)
-}
-
 fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<SimulatedServer>>> {
     if !args.endpoints.is_empty() {
         return args.endpoints.iter().map(|n| plan::servers(&args.profile, Some(*n))).collect();
@@ -300,44 +259,6 @@ fn signals(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<SignalSetti
         discovery_delay: args.discovery_delay,
         kv_events,
     })
-}
-
-/// Opens one workload at its beginning.
-fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
-    let options = trace::Options::default();
-    let mut workload = match source {
-        WorkloadSource::Trace(path) => trace::open(path, &options).with_context(|| path.display().to_string())?,
-        WorkloadSource::Piped(all) => trace::read(Cursor::new(all.clone()), &options).context("standard input")?,
-        WorkloadSource::MadeUp(spelling) => {
-            let workload = synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?;
-            let flags = [("--clients", args.clients.is_some()), ("--poisson", args.poisson.is_some())];
-            let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
-            if let Some((flag, _)) = given.filter(|_| synthetic::is_closed(spelling)) {
-                bail!(
-                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other \
-                     times; see its parameters in --list"
-                );
-            }
-            workload
-        }
-    };
-    if let Some(clients) = args.clients {
-        workload = Box::new(ClosedLoop::new(workload, clients, args.think)?);
-    } else if let Some(rate) = args.poisson {
-        workload = Box::new(Resampled::poisson(workload, rate, args.seed)?);
-    } else if let Some(bursty) = &args.bursty {
-        let form = || format!("--bursty is `{bursty}`; a rate and a coefficient of variation are needed, as in `20,3`");
-        let (rate, cv) = bursty.split_once(',').with_context(form)?;
-        let number = |text: &str| text.trim().parse::<f64>().ok().with_context(form);
-        workload = Box::new(Resampled::bursty(workload, number(rate)?, number(cv)?, args.seed)?);
-    }
-    if speed != 1.0 {
-        workload = Box::new(Scaled::new(workload, speed)?);
-    }
-    if args.requests.is_some() || args.until.is_some() {
-        workload = Box::new(Limited::new(workload, args.requests, args.until));
-    }
-    Ok(workload)
 }
 
 /// A run, and remarks on it: warnings about settings that had no effect, notes about messages between pickers.
@@ -409,6 +330,8 @@ fn progress_of(total: Option<u64>) -> ProgressBar {
 /// Counts requests for the progress bar.
 struct Counting<'b> {
     tally: Tally,
+    /// Rejected and lost requests by reason. The simulator has few different reasons.
+    failures: BTreeMap<String, u64>,
     bar: &'b ProgressBar,
     unshown: u64,
 }
@@ -424,6 +347,13 @@ impl Observer for Counting<'_> {
 
     fn queued(&mut self, queued: &Queued<'_>) {
         self.tally.queued(queued);
+    }
+
+    fn failed(&mut self, _: u64, reason: &str) {
+        match self.failures.get_mut(reason) {
+            Some(count) => *count += 1,
+            None => _ = self.failures.insert(reason.to_owned(), 1),
+        }
     }
 
     fn sampled(&mut self, at: Timestamp, servers: &[Sample]) {
@@ -509,7 +439,7 @@ fn play(
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
     let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
     let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).aiming_at(pool.objective);
-    let mut observer = Counting { tally, bar, unshown: 0 };
+    let mut observer = Counting { tally, failures: BTreeMap::new(), bar, unshown: 0 };
     let mut workload = workload(args, job.source, job.speed).map_err(ReplayFailure::usage)?;
     let mut world = World::new(config, &mut *workload, &mut observer)
         .map_err(|e| ReplayFailure(EXIT_CONFIG, anyhow::anyhow!("`flowControl.ceiling`: {e}")))?;
@@ -530,7 +460,7 @@ fn play(
         tally: observer.tally,
         decisions: outcome.decisions,
         servers,
-        failures: BTreeMap::new(),
+        failures: observer.failures,
         simulated: outcome.ended.since(Timestamp(0)),
         took: clock.now().since(began),
     };

@@ -108,7 +108,7 @@ impl World<'_> {
     /// An encode server has failed, or rejected an image of a request.
     fn fail_encode(&mut self, number: u64, now: Timestamp) {
         if let Some(PendingEncode { request, sent, .. }) = self.abandon_encode(number, now) {
-            self.refuse(&request, Some(sent), now);
+            self.refuse(&request, Some(sent), "an encode server failed", now);
         }
     }
 

@@ -5,7 +5,7 @@
 //! the blocks are gone before that (their server died, or the lease ended), the decode server computes the prompt
 //! itself, as vLLM does with `kv_load_failure_policy: recompute`. Called by [`super::World`]; pure.
 
-use super::{InFlight, World};
+use super::{InFlight, SERVER_FAILED, World};
 use crate::front::Sent;
 use crate::legs::{PrefillLegs, PrefillProgress};
 use crate::queue::SimEvent;
@@ -15,8 +15,9 @@ use attache_pool::Endpoint;
 use attache_protocol::Usage;
 use attache_report::served::{Ending, Handover};
 use attache_scheduling::Dispatch;
-use attache_sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
+use attache_sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport, Refused};
 use attache_types::clock::Timestamp;
+use attache_types::error::Reason;
 use attache_workload::Request;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +101,7 @@ impl World<'_> {
             Some(PendingPrefill { request, sent, .. }) => {
                 self.pickers.of(number).unsent(&sent);
                 drop(sent);
-                self.refuse(&request, None, now);
+                self.refuse(&request, None, Reason::PrefillFailed.code(), now);
             }
             None => {}
         }
@@ -116,10 +117,10 @@ impl World<'_> {
                 // The prefill has ended, so the queues may dequeue another request.
                 self.freed(now);
             }
-            Err(_) => {
+            Err(error) => {
                 self.pickers.of(request.number).unsent(&sent);
                 drop(sent);
-                self.refuse(&request, None, now);
+                self.refuse(&request, None, error.reason.code(), now);
             }
         }
     }
@@ -279,7 +280,7 @@ impl World<'_> {
     pub(super) fn submit(&mut self, request: Request, sent: Sent, origin: PromptOrigin, now: Timestamp) {
         let place = sent.endpoint().and_then(|endpoint| self.places.get(&endpoint.id));
         let Some(i) = place.copied() else {
-            return self.refuse(&request, Some(sent), now);
+            return self.refuse(&request, Some(sent), Reason::NoReadyEndpoint.code(), now);
         };
         self.advance(i, now);
         let origin =
@@ -288,15 +289,24 @@ impl World<'_> {
         let Some(server) = self.servers.get_mut(i) else { return };
         if !server.alive {
             self.pickers.of_mut(request.number).lost(sent, true, now);
-            return self.end_early(&request, u32::try_from(i).ok(), Ending::Lost, now);
+            return self.end_early(&request, u32::try_from(i).ok(), (Ending::Lost, SERVER_FAILED), now);
         }
         let adapter = sent.adapter(&server.config.model);
         let job = Job { handoff: Handoff { hold: None, received }, ..job(&request, adapter) };
-        if server.submit(now, job, sent.rank()).is_err() {
-            return self.refuse(&request, Some(sent), now);
+        if let Err(refused) = server.submit(now, job, sent.rank()) {
+            return self.refuse(&request, Some(sent), refusal(&refused), now);
         }
         self.flying.insert(request.number, InFlight { request, sent, server: i, first_token: None, origin });
         self.schedule(i);
+    }
+}
+
+/// Why a server rejects a request, without the numbers of the single request.
+fn refusal(refused: &Refused) -> &'static str {
+    match refused {
+        Refused::TooLong { .. } => "prompt and response exceed the server's context",
+        Refused::QueueFull { .. } => "the server's queue is full",
+        Refused::Empty => "the prompt is empty",
     }
 }
 

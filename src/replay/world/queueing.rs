@@ -46,7 +46,7 @@ impl World<'_> {
                 if let Some(outcome) = self.pickers.first().queues().and_then(|_| outcome_of(error.reason)) {
                     self.report_queued(&request, outcome, now);
                 }
-                self.end_early(&request, None, Ending::Refused, now);
+                self.end_early(&request, None, (Ending::Refused, error.reason.code()), now);
             }
         }
     }
@@ -155,7 +155,7 @@ impl World<'_> {
     fn reject(&mut self, arrival: &Arrival, reason: Reason, now: Timestamp) {
         // If no endpoint is ready, the queue gives that as the reason.
         self.report_queued(&arrival.request, outcome_of(reason).unwrap_or(QueueOutcome::Expired), now);
-        self.end_early(&arrival.request, None, Ending::Refused, now);
+        self.end_early(&arrival.request, None, (Ending::Refused, reason.code()), now);
     }
 
     /// A request in flight is preempted for a more important one.
@@ -172,7 +172,7 @@ impl World<'_> {
 
     fn end_preempted(&mut self, request: &Request, endpoint: Option<u32>, now: Timestamp) {
         self.report_queued(request, QueueOutcome::Evicted, now);
-        self.end_early(request, endpoint, Ending::Refused, now);
+        self.end_early(request, endpoint, (Ending::Refused, Reason::Evicted.code()), now);
     }
 }
 

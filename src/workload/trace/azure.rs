@@ -1,12 +1,14 @@
-//! The LLM inference traces of Azure's public data set, 2023 and 2024: CSV with the headings
-//! `TIMESTAMP,ContextTokens,GeneratedTokens`.
+//! The inference traces of Azure's public data set, 2023 to 2025: CSV with the headings
+//! `TIMESTAMP,ContextTokens,GeneratedTokens`, and `NumImages` in that of multimodal models.
 //!
 //! Timestamps are dates with up to nanoseconds (`2023-11-16 18:17:03.9799600`, in 2024 with `+00:00` behind). What the
-//! prompts share is not known, so they share nothing. Source: Azure/AzurePublicDataset,
-//! `AzureLLMInferenceDataset2023.md` and `…2024.md`.
+//! prompts share is not known, so they share nothing. Images are part of the `ContextTokens`, as a prompt of 4,564 tokens
+//! may have 16. How many tokens an image takes is not known: each is given [`IMAGE_TOKENS`], or as many as the text, if
+//! the prompt is shorter. Source: Azure/AzurePublicDataset, `AzureLLMInferenceDataset2023.md` and `…2024.md`,
+//! `AzureLMMInferenceDataset2025.md`.
 
 use super::RowParser;
-use super::fields::{columns, position, tokens, wrong};
+use super::fields::{columns, position, tokens, whole, wrong};
 use crate::names::{TextKind, name};
 use crate::{PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
@@ -15,11 +17,19 @@ use attache_types::clock::Timestamp;
 /// The columns that must be there.
 pub const HEADINGS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
+/// The column that may be there: how many images the prompt has.
+pub(super) const IMAGES: &str = "NumImages";
+/// 576 tokens for an image at most, a usual size (a square of 336 pixels in LLaVA).
+pub const IMAGE_TOKENS: u32 = 576;
+/// More images in a prompt are a misprint.
+const MAX_IMAGES: u64 = 10_000;
+
 /// The rule of the format.
 #[derive(Debug)]
 pub(super) struct Azure {
     /// Where [`HEADINGS`] stand.
     at: [usize; 3],
+    images: Option<usize>,
 }
 
 /// Whether these are the headings of such a trace.
@@ -34,7 +44,8 @@ impl Azure {
             position(&columns, name).ok_or_else(|| TraceError::Format(format!("there is no column `{name}`")))
         };
         let [time, context, generated] = HEADINGS;
-        Ok(Self { at: [find(time)?, find(context)?, find(generated)?] })
+        let images = position(&columns, IMAGES);
+        Ok(Self { at: [find(time)?, find(context)?, find(generated)?], images })
     }
 }
 
@@ -47,12 +58,17 @@ impl RowParser for Azure {
         let at = time
             .and_then(date)
             .ok_or_else(|| wrong("TIMESTAMP", time, "a date from 1970 to 2069 such as 2023-11-16 18:17:03.9799600"))?;
-        let prompt = tokens("ContextTokens", context, 1)?;
+        let context = tokens("ContextTokens", context, 1)?;
+        let images = match self.images {
+            // A prompt has a token of text at least, and each image has one.
+            Some(at) => whole(IMAGES, columns.get(at).copied(), 0..=MAX_IMAGES.min(u64::from(context) - 1))?,
+            None => 0,
+        };
         let answer = tokens("GeneratedTokens", generated, 0)?.max(1);
         Ok(Request {
             number,
             at,
-            prompt: vec![PromptPart::text(Speaker::User, Piece::new(name(0, TextKind::Prompt, number), prompt))],
+            prompt: prompt(number, context, u32::try_from(images).unwrap_or(0)),
             answer: Piece::new(name(0, TextKind::Answer, number), answer),
             adapter: None,
             session: None,
@@ -61,6 +77,14 @@ impl RowParser for Azure {
             headers: Vec::new(),
         })
     }
+}
+
+/// A prompt of `context` tokens with this number of images, fewer than `context`. No other prompt has the same images.
+fn prompt(number: u64, context: u32, images: u32) -> Vec<PromptPart> {
+    let each = IMAGE_TOKENS.min(context / (images + 1)).max(1);
+    let text = Piece::new(name(0, TextKind::Prompt, number), context - images * each);
+    let image = |i| PromptPart::image(name(1 + u64::from(i), TextKind::Prompt, number), each);
+    (0..images).map(image).chain([PromptPart::text(Speaker::User, text)]).collect()
 }
 
 /// Nanoseconds since 1970 of a date `2023-11-16 18:17:03.9799600+00:00`, where the fraction and

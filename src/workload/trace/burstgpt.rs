@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// The columns that must be there.
 pub const HEADINGS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 /// The column that may be there.
-const SESSION: &str = "Session ID";
+pub(super) const SESSION: &str = "Session ID";
 /// Sessions whose history is remembered; the one that began first is forgotten for a new one. Far more than
 /// are ever open at once.
 pub const MAX_SESSIONS: usize = 100_000;

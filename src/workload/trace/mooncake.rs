@@ -4,7 +4,7 @@
 //! tokens, tokens, and one id for each block of 512 tokens of the prompt, the last of which may be cut. Equal ids are
 //! equal tokens, and an id implies all that comes before it. Other fields are passed over. Source: Mooncake
 //! (FAST'25), `FAST25-release/traces` in kvcache-ai/Mooncake (conversation, toolagent and synthetic trace), and other
-//! traces with the same fields.
+//! traces with the same fields. [`super::bailian`] reads blocks in the same way.
 
 use super::RowParser;
 use super::fields::{shown, time, tokens, wrong};
@@ -19,6 +19,15 @@ use serde_json::value::RawValue;
 pub const DEFAULT_BLOCK_TOKENS: u32 = 512;
 /// A block of more tokens would hold most prompts whole.
 pub const MAX_BLOCK_TOKENS: u32 = 65_536;
+
+/// Fields that are read of a row.
+pub(super) const FIELDS: [&str; 4] = ["timestamp", "input_length", "output_length", "hash_ids"];
+
+/// The error for a block size out of range.
+pub(super) fn wrong_size(block_tokens: u32) -> TraceError {
+    let allowed = format!("a whole number from 1 to {MAX_BLOCK_TOKENS}");
+    TraceError::Format(format!("the block size (`--trace-block-tokens`) is {block_tokens}; {allowed} is allowed"))
+}
 
 /// The rule of the format.
 pub(super) struct Mooncake {
@@ -47,32 +56,45 @@ impl Mooncake {
         if (1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
             return Ok(Self { block_tokens });
         }
-        let message =
-            format!("`block_tokens` is {block_tokens}; a whole number from 1 to {MAX_BLOCK_TOKENS} is allowed");
-        Err(TraceError::Format(message))
+        Err(wrong_size(block_tokens))
     }
+}
 
-    fn prompt(&self, ids: Option<&str>, input: u32) -> Result<Vec<PromptPart>, String> {
-        let read = ids.and_then(|ids| serde_json::from_str::<Vec<u64>>(ids).ok());
-        let read = read.ok_or_else(|| wrong("hash_ids", ids, "a list of whole numbers"))?;
-        if u64::from(input.div_ceil(self.block_tokens)) != read.len() as u64 {
-            return Err(format!(
-                "`hash_ids` has {} ids, but {input} tokens are {} blocks of {}; another block size may fit",
-                read.len(),
-                input.div_ceil(self.block_tokens),
-                self.block_tokens
-            ));
-        }
-        let mut rest = input;
-        let mut prompt = Vec::with_capacity(read.len());
-        for id in read {
-            // What everybody begins with can only be the operator's.
-            let role = if prompt.is_empty() { Speaker::System } else { Speaker::User };
-            let tokens = rest.min(self.block_tokens);
-            rest -= tokens;
-            prompt.push(PromptPart::text(role, Piece::new(name_of_block(id), tokens)));
-        }
-        Ok(prompt)
+/// The prompt of `input` tokens that consists of the blocks `ids`, of `block_tokens` each, the last of which may be cut.
+///
+/// # Errors
+/// `ids` is no list of numbers, or has another length than the prompt needs.
+pub(super) fn prompt(ids: Option<&str>, input: u32, block_tokens: u32) -> Result<Vec<PromptPart>, String> {
+    let read = ids.and_then(|ids| serde_json::from_str::<Vec<u64>>(ids).ok());
+    let read = read.ok_or_else(|| wrong("hash_ids", ids, "a list of whole numbers"))?;
+    if u64::from(input.div_ceil(block_tokens)) != read.len() as u64 {
+        return Err(format!(
+            "`hash_ids` has {} ids, but {input} tokens are {} blocks of {block_tokens}; {}",
+            read.len(),
+            input.div_ceil(block_tokens),
+            remedy(read.len(), input)
+        ));
+    }
+    let mut rest = input;
+    let mut prompt = Vec::with_capacity(read.len());
+    for id in read {
+        // What everybody begins with can only be the operator's.
+        let role = if prompt.is_empty() { Speaker::System } else { Speaker::User };
+        let tokens = rest.min(block_tokens);
+        rest -= tokens;
+        prompt.push(PromptPart::text(role, Piece::new(name_of_block(id), tokens)));
+    }
+    Ok(prompt)
+}
+
+/// The block size with which a prompt of `input` tokens has `ids` blocks, as advice: a power of two if one fits.
+fn remedy(ids: usize, input: u32) -> String {
+    let fits = |size: &u32| (1..=MAX_BLOCK_TOKENS).contains(size) && input.div_ceil(*size) as usize == ids;
+    let powers = (0..=16).map(|power| 1 << power);
+    let least = u32::try_from(ids).ok().filter(|ids| *ids > 0).map(|ids| input.div_ceil(ids));
+    match powers.chain(least).find(fits) {
+        Some(size) => format!("`--trace-block-tokens {size}` fits this row"),
+        None => "no block size fits this row".to_owned(),
     }
 }
 
@@ -86,7 +108,7 @@ impl RowParser for Mooncake {
         let input = tokens("input_length", input_length.map(RawValue::get), 1)?;
         // An answer that was broken off is still asked for.
         let output = tokens("output_length", output_length.map(RawValue::get), 0)?.max(1);
-        let prompt = self.prompt(hash_ids.map(RawValue::get), input)?;
+        let prompt = prompt(hash_ids.map(RawValue::get), input, self.block_tokens)?;
         let answer = Piece::new(name(0, TextKind::Answer, number), output);
         Ok(Request {
             number,

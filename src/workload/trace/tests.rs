@@ -61,11 +61,79 @@ fn a_mooncake_prompt_is_its_blocks_the_last_one_cut() {
 #[test]
 fn another_block_size_can_be_set() {
     let row = r#"{"timestamp": 0, "input_length": 33, "output_length": 2, "hash_ids": [1, 2, 3]}"#;
-    let options = Options { block_tokens: 16 };
+    let options = Options { block_tokens: Some(16) };
     let request = read(Cursor::new(row), &options).unwrap().next().unwrap().unwrap();
     assert_eq!(request.prompt.iter().map(|p| p.piece.tokens).collect::<Vec<_>>(), [16, 16, 1]);
-    let error = read(Cursor::new(row), &Options { block_tokens: 0 }).err().unwrap().to_string();
-    assert_eq!(error, "`block_tokens` is 0; a whole number from 1 to 65536 is allowed");
+    let error = read(Cursor::new(row), &Options { block_tokens: Some(0) }).err().unwrap().to_string();
+    let message = "the block size (`--trace-block-tokens`) is 0; a whole number from 1 to 65536 is allowed";
+    assert_eq!(error, message);
+    // The flag that the message names makes the row readable.
+    for (row, advice) in [
+        (row.to_owned(), "`--trace-block-tokens 16` fits this row"),
+        (row.replace("33", "1000"), "`--trace-block-tokens 334` fits this row"),
+        (row.replace("33", "2"), "no block size fits this row"),
+    ] {
+        let error = parsed(row).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("; {advice}")), "{error}");
+    }
+}
+
+#[test]
+fn bailian_has_blocks_of_16_tokens_seconds_and_conversations() {
+    let requests = sample("traces/qwen-bailian.jsonl");
+    assert_eq!(seconds(&requests), [0.0, 1.114, 59.5, 61.25]);
+    assert_eq!(lengths(&requests), [(50, 700), (33, 90), (81, 40), (16, 1)]);
+    assert_eq!(requests.iter().map(|r| r.session).collect::<Vec<_>>(), [Some(11), Some(12), Some(11), Some(14)]);
+    let tokens = |r: &Request| r.prompt.iter().map(|part| part.piece.tokens).collect::<Vec<_>>();
+    assert_eq!(tokens(&requests[0]), [16, 16, 16, 2]);
+    assert_eq!(requests[2].prompt[..3], requests[0].prompt[..3], "the next turn begins with the first one");
+    assert_eq!(requests[1].prompt[0], requests[0].prompt[0], "conversations may begin equally");
+}
+
+#[test]
+fn bad_bailian_rows_are_named() {
+    let good = r#"{"chat_id": 3, "parent_chat_id": -1, "timestamp": 5.5, "input_length": 20, "output_length": 3, "type": "text", "turn": 1, "hash_ids": [1, 2]}"#;
+    for (from, to, message) in [
+        ("\"chat_id\": 3", "\"chat_id\": -3", "`chat_id` is -3; a whole number is allowed"),
+        ("-1", "-2", "`parent_chat_id` is -2; a whole number, or -1 for none, is allowed"),
+        ("\"parent_chat_id\": -1, ", "", "`parent_chat_id` is missing; a whole number, or -1 for none, is allowed"),
+        ("5.5", "-1.5", "`timestamp` is -1.5; a number of seconds from 0 to 3,155,760,000 is allowed"),
+        (
+            "[1, 2]",
+            "[1]",
+            "`hash_ids` has 1 ids, but 20 tokens are 2 blocks of 16; `--trace-block-tokens 32` fits this row",
+        ),
+    ] {
+        let error = parsed(format!("{good}\n{}\n", good.replacen(from, to, 1))).unwrap_err().to_string();
+        assert_eq!(error, format!("row 2: {message}"));
+    }
+}
+
+#[test]
+fn azure_images_are_parts_of_the_prompt() {
+    let requests = sample("traces/azure-2025-images.csv");
+    assert_eq!(seconds(&requests), [0.0, 1.25, 2.0, 2.5]);
+    assert_eq!(lengths(&requests), [(1_300, 9), (400, 20), (950, 7), (9, 1)], "images are part of the context");
+    let images = |r: &Request| r.images().iter().map(|image| image.tokens).collect::<Vec<_>>();
+    assert_eq!(requests.iter().map(images).collect::<Vec<_>>(), [vec![576; 1], vec![], vec![237; 3], vec![1; 8]]);
+    let names: HashSet<u64> = requests.iter().flat_map(|r| r.prompt.iter().map(|part| part.piece.name)).collect();
+    assert_eq!(names.len(), 1 + 3 + 8 + 4, "nothing is shared");
+    let row = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.269Z,9,9,4\n";
+    let error = parsed(row).unwrap_err().to_string();
+    assert_eq!(error, "row 2: `NumImages` is 9; a whole number from 0 to 8 is allowed");
+}
+
+#[test]
+fn fields_that_no_loader_reads_are_named() {
+    let unused = |text: &str| unused(Cursor::new(text.as_bytes().to_vec())).unwrap();
+    let burstgpt = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n7,x,9,9,18,y\n";
+    assert_eq!(unused(burstgpt), ["Model", "Total tokens", "Log Type"]);
+    assert_eq!(unused("TIMESTAMP,numimages,ContextTokens,GeneratedTokens,Region,\n"), ["Region"]);
+    let mooncake = r#"{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1], "delay": 3}"#;
+    assert_eq!(unused(mooncake), ["delay"]);
+    assert_eq!(unused(&mooncake.replace("delay", "chat_id")), Vec::<String>::new());
+    assert_eq!(unused("{\"format\":\"attache.trace.v1\"}\n"), Vec::<String>::new());
+    assert_eq!(unused(""), Vec::<String>::new());
 }
 
 #[test]
@@ -161,12 +229,13 @@ fn bad_mooncake_rows_are_named() {
         (
             "[1, 2]",
             "[1]",
-            "`hash_ids` has 1 ids, but 600 tokens are 2 blocks of 512; another block size may fit".to_owned(),
+            "`hash_ids` has 1 ids, but 600 tokens are 2 blocks of 512; `--trace-block-tokens 1024` fits this row"
+                .to_owned(),
         ),
         (
             "[1, 2]",
             "[]",
-            "`hash_ids` has 0 ids, but 600 tokens are 2 blocks of 512; another block size may fit".to_owned(),
+            "`hash_ids` has 0 ids, but 600 tokens are 2 blocks of 512; no block size fits this row".to_owned(),
         ),
     ] {
         let bad = good.replacen(from, to, 1);
@@ -279,7 +348,7 @@ fn bad_native_rows_are_named() {
 
 #[test]
 fn traces_that_are_none_are_refused() {
-    let known = "allowed are rows with `hash_ids` (Mooncake), a row with \"format\": \"attache.trace.v1\", and the headings \
+    let known = "allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), a row with \"format\": \"attache.trace.v1\", and the headings \
                  TIMESTAMP,ContextTokens,GeneratedTokens (Azure) and Timestamp,Request tokens,Response tokens (BurstGPT)";
     for (text, message) in [
         ("", "the trace is empty".to_owned()),
