@@ -10,7 +10,6 @@ use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount
 use attache_pool::Engine;
 use attache_scheduling::Registry;
 use attache_scheduling::router::Destination;
-use attache_types::params::ParamError;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -123,6 +122,7 @@ mod discovery;
 mod flow;
 mod objective;
 mod selection;
+mod strategy;
 mod sync;
 mod tenants;
 mod word;
@@ -131,6 +131,7 @@ pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use objective::{Objective, Slo};
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
+pub use strategy::{Parameters, Strategy};
 pub use sync::{Nats, NatsTls, Sync};
 pub use tenants::{Labels, LimitValue, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 pub(crate) use word::{Word, word};
@@ -431,60 +432,6 @@ pub enum TokenizerKind {
     HuggingFace,
     /// The tokenize API of the pool's model servers.
     Remote,
-}
-
-/// A strategy or policy: its name alone, or with parameters.
-#[derive(Debug)]
-pub struct Strategy {
-    /// `name`
-    pub name: At<String>,
-    /// `parameters`
-    pub parameters: Option<Parameters>,
-}
-
-/// The parameters of a plugin, with positions.
-#[derive(Debug)]
-pub struct Parameters {
-    /// The parameters as JSON.
-    pub value: serde_json::Value,
-    /// Position of the parameters in the file.
-    pub span: Span,
-    /// The same as a tree with positions; `None` if they were assembled from other parts of the file.
-    tree: Option<Node>,
-}
-
-impl Parameters {
-    /// Parameters that do not stand in the file as they are.
-    #[must_use]
-    pub fn composed(value: serde_json::Value, span: Span) -> Self {
-        Self { value, span, tree: None }
-    }
-
-    /// The path of an invalid value below the parameters, and its position.
-    #[must_use]
-    pub fn culprit(&self, error: &ParamError) -> (String, Span) {
-        let path = error.steps().iter().map(ToString::to_string).collect();
-        let span = self.tree.as_ref().map_or(self.span, |tree| tree.place(error.steps(), error.is_of_key()));
-        (path, span)
-    }
-}
-
-impl Read for Strategy {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        if let Value::Text(_) = node.value {
-            let value = String::read(node, path, sink)?;
-            return Some(Self { name: At { value, span: node.span }, parameters: None });
-        }
-        let mut f = Fields::of(node, path, sink)?;
-        let name = f.required("name", sink);
-        let parameters = f.node("parameters").map(|node| Parameters {
-            value: node.value.to_json(),
-            span: node.span,
-            tree: Some(node.clone()),
-        });
-        f.finish(sink);
-        Some(Self { name: name?, parameters })
-    }
 }
 
 /// An endpoint: its address alone, or with its properties.

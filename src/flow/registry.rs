@@ -5,7 +5,8 @@ use super::ceiling::{self, Ceiling};
 use super::fairness::{self, Fairness};
 use super::ordering::{self, Ordering};
 use super::saturation::{self, Detector};
-use attache_scheduling::plugin::ParamError;
+use attache_scheduling::facts::concurrency;
+use attache_scheduling::plugin::{Inert, ParamError};
 use serde_json::Value;
 
 /// Name and constructor of a policy: one `pub const PLUGIN` in its file, one line here.
@@ -63,6 +64,13 @@ pub const ADMITTERS: &[&PolicyDescriptor<dyn Admitter>] =
 #[must_use]
 pub fn find<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], name: &str) -> Option<&'static PolicyDescriptor<P>> {
     policies.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
+}
+
+/// The parameters among `given` of the policy called `name` that change nothing, each as an error at its key.
+#[must_use]
+pub fn inert(name: &str, given: &Value) -> Vec<ParamError> {
+    let rules = [concurrency::INERT, saturation::concurrency::INERT, fairness::program_aware::INERT];
+    Inert::find(rules.into_iter().flatten(), name, given, given)
 }
 
 #[cfg(test)]

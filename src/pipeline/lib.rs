@@ -40,7 +40,7 @@
 //!     source: "this example",
 //!     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(FreeCache))),
 //! };
-//! const MINE: PluginList = PluginList { strategies: &[], plugins: &[&PLUGIN] };
+//! const MINE: PluginList = PluginList { strategies: &[], plugins: &[&PLUGIN], inert: &[] };
 //!
 //! let registry = Registry::new(&[attache_pipeline::PLUGINS, MINE]);
 //! let parameters = serde_json::json!({"scorers": [{"type": "free-cache-scorer", "weight": 2}]});
@@ -61,6 +61,7 @@ pub mod profile;
 pub mod scorer;
 pub mod strategy;
 
+use attache_scheduling::facts::{concurrency, session};
 use attache_scheduling::registry::PluginList;
 
 /// The strategy and all its parts, sorted by the names that configurations use, not by module. A new part needs one
@@ -110,6 +111,17 @@ pub const PLUGINS: PluginList = PluginList {
         &filter::utilization_detector::PLUGIN,
         &filter::utilization::PLUGIN,
         &picker::weighted_random::PLUGIN,
+    ],
+    inert: &[
+        scorer::active_request::INERT,
+        concurrency::INERT,
+        profile::data_parallel::INERT,
+        profile::disagg::INERT,
+        scorer::no_hit_lru::INERT,
+        scorer::precise_prefix_cache::INERT,
+        filter::prefix_cache_affinity::INERT,
+        scorer::prefix_cache::INERT,
+        session::INERT,
     ],
 };
 

@@ -4,7 +4,7 @@
 //! passes it to everything that builds strategies: configurations, replays, tests. No other crate names a plugin
 //! crate.
 
-use super::plugin::{ParamError, Plugin, Strategy};
+use super::plugin::{Inert, ParamError, Plugin, Strategy};
 use super::weighted::{self, Weighted};
 use serde_json::Value;
 use std::fmt::Debug;
@@ -51,6 +51,8 @@ pub struct PluginList {
     pub strategies: &'static [&'static Descriptor],
     /// The crate's parts of the `pipeline` strategy.
     pub plugins: &'static [&'static PluginDescriptor],
+    /// When parameters of these plugins change nothing, which is a warning.
+    pub inert: &'static [&'static [Inert]],
 }
 
 /// All plugins that configurations can name. A clone shares the tables. The default has none.
@@ -63,6 +65,7 @@ struct Tables {
     strategies: Vec<&'static Descriptor>,
     /// Sorted by name.
     plugins: Vec<&'static PluginDescriptor>,
+    inert: Vec<&'static Inert>,
 }
 
 impl Registry {
@@ -83,7 +86,8 @@ impl Registry {
         if let Some(name) = of_strategies.or(of_plugins) {
             panic!("two plugins are called `{name}`");
         }
-        Self(Arc::new(Tables { strategies, plugins }))
+        let inert = lists.iter().flat_map(|list| list.inert).copied().flatten().collect();
+        Self(Arc::new(Tables { strategies, plugins, inert }))
     }
 
     /// All strategies, by name: the order in which `attache plugins` and the README list them.
@@ -109,6 +113,45 @@ impl Registry {
     pub fn strategy(&self, name: &str) -> Option<&'static Descriptor> {
         let name = canonical(name);
         self.0.strategies.iter().copied().find(|d| d.name == name)
+    }
+
+    /// The parameters among `given` that change nothing, each as an error at its key: those of the strategy or part
+    /// called `name`, and of the plugins that they name. `all` are the valid parameters that it is built with.
+    #[must_use]
+    pub fn inert(&self, name: &str, given: &Value, all: &Value) -> Vec<ParamError> {
+        let own = self.plugin(name).map_or_else(|| canonical(name), |part| part.name);
+        let mut found = Inert::find(self.0.inert.iter().copied(), own, given, all);
+        if weighted::is_weighted(name) {
+            for (part, given) in given.as_object().into_iter().flatten() {
+                found.extend(self.inert(part, given, given).into_iter().map(|e| e.under(part)));
+            }
+        }
+        self.inert_below(given, &mut found, &|error| error);
+        found
+    }
+
+    /// As [`Registry::inert`], for the plugins that are named anywhere below `value`: by `type` or `name`, beside
+    /// their `parameters`.
+    fn inert_below(&self, value: &Value, found: &mut Vec<ParamError>, place: &dyn Fn(ParamError) -> ParamError) {
+        match value {
+            Value::Object(entries) => {
+                let name = entries.get("type").or_else(|| entries.get("name")).and_then(Value::as_str);
+                if let (Some(name), Some(parameters)) = (name, entries.get("parameters")) {
+                    let errors = self.inert(name, parameters, parameters);
+                    found.extend(errors.into_iter().map(|e| place(e.under("parameters"))));
+                    return;
+                }
+                for (key, value) in entries {
+                    self.inert_below(value, found, &|error| place(error.under(key)));
+                }
+            }
+            Value::Array(items) => {
+                for (index, value) in items.iter().enumerate() {
+                    self.inert_below(value, found, &|error| place(error.in_item(index)));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Builds the strategy called `name`: one of [`Registry::strategies`], or a weighted sum of several

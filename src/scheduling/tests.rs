@@ -68,7 +68,7 @@ const STAND_INS: &[&Descriptor] = &[
 /// `least-request`, and test doubles under the names of other strategies: the choice of a strategy does not depend on
 /// how it decides.
 pub(crate) fn registry() -> Registry {
-    Registry::new(&[PluginList { strategies: STAND_INS, plugins: &[] }])
+    Registry::new(&[PluginList { strategies: STAND_INS, ..PluginList::default() }])
 }
 
 pub(crate) fn build(name: &str) -> Box<dyn Strategy> {
@@ -107,6 +107,6 @@ fn ranking_takes_the_wanted_number_of_endpoints_once() {
 #[test]
 #[should_panic(expected = "two plugins are called `least-request`")]
 fn two_plugins_of_one_name_are_rejected() {
-    let twice = PluginList { strategies: &[&least_request::PLUGIN], plugins: &[] };
+    let twice = PluginList { strategies: &[&least_request::PLUGIN], ..PluginList::default() };
     let _ = Registry::new(&[twice, twice]);
 }

@@ -36,7 +36,7 @@ use crate::messages::{everything, messages, texts};
 use crate::ring::{self, RingMatch, SharedRing};
 use attache_protocol::Prompt;
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{Inert, ParamError, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
@@ -103,6 +103,16 @@ struct Params {
     margin: f64,
     compat: bool,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[PLUGIN.name, CONSISTENT_HASH.name],
+        keys: &["margin"],
+        when: |all| all.get("compat").is_some_and(|on| on == true),
+        why: "it needs `compat: false`; Neutree's rule has no margin",
+    },
+];
 
 impl Default for Params {
     fn default() -> Self {

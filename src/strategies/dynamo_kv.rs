@@ -20,12 +20,13 @@
 //! When not: endpoints differ in speed or size, since a block costs the same everywhere. Source: NVIDIA Dynamo's KV
 //! router, default policy of 1.6.
 
-use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
+use attache_scheduling::plugin::{Better, Inert, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
+use serde_json::Value;
 use smallvec::{SmallVec, smallvec};
 
 /// Registry entry.
@@ -62,6 +63,26 @@ struct Params {
     router_temperature: f64,
     block_size: u32,
 }
+
+fn is_zero(parameters: &Value, key: &str) -> bool {
+    parameters.get(key).and_then(Value::as_f64) == Some(0.0)
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["overlapScoreCredit", "overlapScoreCreditDecay", "hostCacheHitWeight"],
+        when: |all| is_zero(all, "prefillLoadScale"),
+        why: "with `prefillLoadScale: 0` prompts cost nothing, cached or not",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["overlapScoreCreditDecay"],
+        when: |all| is_zero(all, "overlapScoreCredit") && !is_zero(all, "prefillLoadScale"),
+        why: "with `overlapScoreCredit: 0` there is no credit to decay",
+    },
+];
 
 impl Default for Params {
     fn default() -> Self {

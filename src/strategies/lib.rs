@@ -40,7 +40,7 @@
 //!     source: "this example",
 //!     build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(FewestTokens) as Box<dyn Strategy>),
 //! };
-//! const MINE: PluginList = PluginList { strategies: &[&PLUGIN], plugins: &[] };
+//! const MINE: PluginList = PluginList { strategies: &[&PLUGIN], plugins: &[], inert: &[] };
 //!
 //! let registry = Registry::new(&[attache_strategies::PLUGINS, MINE]);
 //! // Two servers that report nothing. The first was sent a prompt of 5,000 tokens.
@@ -122,6 +122,7 @@ pub const PLUGINS: PluginList = PluginList {
         &vtc_queue::PRED,
     ],
     plugins: &[],
+    inert: &[chwbl::INERT, dynamo_kv::INERT, pd::INERT, prefix_cache_preble::INERT, vtc_basic::INERT],
 };
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ mod score;
 
 use attache_pool::role::AIBRIX_ROLE_LABEL;
 use attache_pool::{Endpoint, Roles};
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{Inert, ParamError, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, Picks};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
@@ -54,6 +54,7 @@ use rand::RngExt;
 use rand::seq::SliceRandom;
 use score::{BalanceWeights, DecodeLoads, DecodePolicy, PrefillPolicy};
 use serde::Deserialize;
+use serde_json::Value;
 use smallvec::{SmallVec, smallvec};
 
 /// Registry entry.
@@ -126,6 +127,46 @@ struct Params {
     prompt_length_unit: LengthUnit,
     compat: bool,
 }
+
+fn is_on(parameters: &Value, key: &str) -> bool {
+    parameters.get(key).is_some_and(|on| on == true)
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &[
+            "prefillScorePolicy",
+            "decodeScorePolicy",
+            "prefillLoadImbalanceMinSpread",
+            "decodeLoadImbalanceMinSpread",
+            "decodeThroughputImbalanceMinSpread",
+            "decodeScoreRatioThreshold",
+            "decodeLBWeightRunning",
+            "decodeLBWeightThroughput",
+            "promptLengthBucketing",
+            "promptLengthUnit",
+        ],
+        when: |all| is_on(all, "compat"),
+        why: "it needs `compat: false`; AIBrix 0.4 has no such rule",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["decodeLBWeightRunning", "decodeLBWeightThroughput"],
+        when: |all| {
+            let policy = all.get("decodeScorePolicy");
+            !is_on(all, "compat") && policy.is_some_and(|policy| policy != "load_balancing")
+        },
+        why: "it needs `decodeScorePolicy: load_balancing`",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["promptLengthUnit"],
+        when: |all| !is_on(all, "compat") && !is_on(all, "promptLengthBucketing"),
+        why: "it needs `promptLengthBucketing: true`",
+    },
+];
 
 impl Default for Params {
     fn default() -> Self {
@@ -511,8 +552,8 @@ impl Strategy for Pd {
 
     fn reads(&self) -> Reads {
         match self.0.prefill_score_policy {
-            PrefillPolicy::LeastRequest => Reads::NOTHING,
-            PrefillPolicy::PrefixCache | PrefillPolicy::Conductor => Reads::PREFIX,
+            PrefillPolicy::LeastRequest if !self.0.compat => Reads::NOTHING,
+            _ => Reads::PREFIX,
         }
     }
 }

@@ -32,7 +32,7 @@
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_scheduling::digest::Digest;
-use attache_scheduling::plugin::{Better, ParamError, params};
+use attache_scheduling::plugin::{Better, Inert, ParamError, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::window::{SlidingSum, Window};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
@@ -44,6 +44,7 @@ use exact::Exact;
 use parking_lot::Mutex;
 use rand::RngExt;
 use serde::Deserialize;
+use serde_json::Value;
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -88,6 +89,19 @@ struct Params {
     gate: Option<bool>,
     compat: bool,
 }
+
+fn has_no_gate(parameters: &Value) -> bool {
+    let is_on = |key: &str| parameters.get(key).and_then(Value::as_bool);
+    !is_on("gate").unwrap_or(is_on("compat") != Some(true))
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["imbalance"],
+    when: has_no_gate,
+    why: "it needs `gate: true`, the default without `compat`",
+}];
 
 impl Default for Params {
     fn default() -> Self {

@@ -24,7 +24,7 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::digest::{Digest, name_hash};
-use attache_scheduling::plugin::{Better, ParamError, UserCharge, params};
+use attache_scheduling::plugin::{Better, Inert, ParamError, UserCharge, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
 use attache_types::clock::Timestamp;
@@ -90,6 +90,14 @@ struct Params {
     utilization_weight: f64,
     compat: bool,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["maxTokens"],
+    when: |all| all.get("compat").is_none_or(|on| on == false),
+    why: "it needs `compat: true`; otherwise users are compared with each other",
+}];
 
 impl Default for Params {
     fn default() -> Self {

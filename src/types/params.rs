@@ -83,6 +83,42 @@ impl ParamError {
     }
 }
 
+/// Parameters that change nothing while others of their plugin have certain values.
+#[derive(Clone, Copy, Debug)]
+pub struct Inert {
+    /// Names of the plugins.
+    pub plugins: &'static [&'static str],
+    /// Paths of the parameters, with `.` between the keys.
+    pub keys: &'static [&'static str],
+    /// Whether they change nothing; the argument is all parameters of the plugin, which are valid.
+    pub when: fn(&Value) -> bool,
+    /// The reason, for the message.
+    pub why: &'static str,
+}
+
+impl Inert {
+    /// The parameters among `given` that change nothing for the plugin called `name`, each as an error at its key.
+    /// `all` are the parameters with those from other sources.
+    pub fn find<'r>(
+        rules: impl IntoIterator<Item = &'r Self>,
+        name: &str,
+        given: &Value,
+        all: &Value,
+    ) -> Vec<ParamError> {
+        let mut found = Vec::new();
+        for rule in rules.into_iter().filter(|rule| rule.plugins.contains(&name) && (rule.when)(all)) {
+            for path in rule.keys {
+                let steps: Vec<Step> = path.split('.').map(|key| Step::Key(key.to_owned())).collect();
+                if at(given, &steps).is_some_and(|value| !value.is_null()) {
+                    let message = format!("`{path}` has no effect: {}", rule.why);
+                    found.push(ParamError { message, steps, of_key: true });
+                }
+            }
+        }
+        found
+    }
+}
+
 /// Parses the parameters of a plugin; `null` means the defaults.
 ///
 /// # Errors

@@ -96,7 +96,7 @@ fn queues(f: &mut Fields<'_>, gate: Span, plugins: &Plugins, sink: &mut Sink) ->
 }
 
 fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::FlowControl {
-    let positive = |at: Opt<Quantity>| at.filter(|at| at.value.0 > 0);
+    // 0 means no limit.
     let max_bytes = positive(f.get("maxBytes", sink));
     let max_requests = positive(f.get("maxRequests", sink));
     let [ttl, empty_ttl] = ["defaultRequestTTL", "noEndpointRequestTTL"].map(|key| lifetime(f, key, sink));
@@ -137,6 +137,11 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
     }
 }
 
+/// A quantity above 0; 0 is the same as none.
+fn positive(at: Opt<Quantity>) -> Opt<Quantity> {
+    at.filter(|at| at.value.0 > 0)
+}
+
 /// Longest time in the queue from `key`. 0 would mean forever there.
 fn lifetime(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Duration> {
     let ttl = f.get::<Duration>(key, sink);
@@ -162,14 +167,12 @@ fn usual_band(span: Span) -> schema::Band {
 fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schema::Band {
     let usual = usual_band(f.span);
     let ttl = lifetime(f, "defaultRequestTTL", sink);
-    let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
-    let max_requests = f.get::<Quantity>("maxRequests", sink);
-    // 0 requests mean no limit; 0 bytes mean the default.
-    let unlimited = |at: At<Quantity>| At { value: if at.value.0 == 0 { u64::MAX } else { at.value.0 }, span: at.span };
+    // 0 means the default: a band always has both limits.
+    let [max_bytes, max_requests] = ["maxBytes", "maxRequests"].map(|key| positive(f.get(key, sink)));
     schema::Band {
         fairness: policy(f, "fairnessPolicyRef", Slot::Fairness, plugins, sink).or(usual.fairness),
         ordering: policy(f, "orderingPolicyRef", Slot::Ordering, plugins, sink).or(usual.ordering),
-        max_requests: max_requests.map(unlimited).or(usual.max_requests),
+        max_requests: max_requests.map(|at| At { value: at.value.0, span: at.span }).or(usual.max_requests),
         max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }).or(usual.max_bytes),
         ttl,
         ..usual
@@ -227,7 +230,7 @@ fn strategy(name: &str, parameters: Option<Json>, span: Span) -> At<Strategy> {
     At { value: Strategy { name, parameters }, span }
 }
 
-/// A quantity of Kubernetes, such as `4Gi`, `500M`, `1k` or `1e3`, rounded up; a plain number until GIE v1.4.
+/// A quantity of Kubernetes, such as `4Gi`, `500M`, `+1k` or `1e3`, rounded up; a plain number until GIE v1.4.
 struct Quantity(u64);
 
 impl Read for Quantity {
@@ -239,16 +242,26 @@ impl Read for Quantity {
     )]
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let number = match &node.value {
-            Value::Int(n) => u64::try_from(*n).ok().map(|n| n as f64),
+            Value::Int(n) => Some(*n as f64),
             Value::Float(n) => Some(*n),
             Value::Text(text) => quantity(text),
             _ => None,
         };
-        let Some(number) = number.filter(|n| n.is_finite() && *n >= 0.0) else {
-            sink.wrong_type(node, path, "a quantity such as `4Gi` or `1000`");
-            return None;
-        };
-        Some(Self(number.ceil() as u64))
+        match number.filter(|n| n.is_finite()) {
+            Some(number) if number < 0.0 => {
+                let shown = match &node.value {
+                    Value::Text(text) => format!("`{}`", text.chars().take(60).collect::<String>()),
+                    _ => number.to_string(),
+                };
+                sink.out_of_range(node.span, path, shown, "a quantity of 0 or more, such as `4Gi` or `1000`");
+                None
+            }
+            Some(number) => Some(Self(number.ceil() as u64)),
+            None => {
+                sink.wrong_type(node, path, "a quantity such as `4Gi` or `1000`");
+                None
+            }
+        }
     }
 }
 
@@ -272,7 +285,8 @@ fn quantity(text: &str) -> Option<f64> {
         ("Pi", 1_125_899_906_842_624.0),
         ("Ei", 1_152_921_504_606_846_976.0),
     ];
-    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let unit = digits.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
     let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
     if let Some((_, factor)) = UNITS.iter().find(|(name, _)| *name == unit) {
         return Some(number * factor);

@@ -238,6 +238,10 @@ fn declare(
             declared.parameters = rest(&f);
             let error = flow::refused(type_name, &declared.parameters);
             error.iter().for_each(|error| refused(type_name, error, &f, sink));
+            if error.is_none() {
+                let kept = attache_flow::registry::inert(type_name, &declared.parameters);
+                kept.iter().for_each(|warning| idle(type_name, warning, &f, sink));
+            }
             declared.broken = error.is_some();
             None
         }
@@ -314,7 +318,11 @@ fn part(
     }
     let parameters = beside.complete(type_name, rest(&f));
     match (descriptor.build)(&parameters) {
-        Ok(part) => Some((part, parameters)),
+        Ok(part) => {
+            let warnings = registry.inert(type_name, &rest(&f), &parameters);
+            warnings.iter().for_each(|warning| idle(descriptor.name, warning, &f, sink));
+            Some((part, parameters))
+        }
         Err(error) => {
             refused(descriptor.name, &error, &f, sink);
             None
@@ -331,6 +339,19 @@ fn rest(f: &Fields<'_>) -> Json {
 
 /// Reports parameters that a plugin does not take, at the position of the invalid value.
 fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
+    let (path, span) = place(error, f);
+    let message = format!("`{name}` does not take these parameters: {error}");
+    sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
+}
+
+/// Warns of a parameter that changes nothing.
+fn idle(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
+    let (path, span) = place(error, f);
+    sink.push(Diagnostic::new(Code::NoEffect, path, format!("`{name}`: {error}")).at(span));
+}
+
+/// Path and position of a wrong value among the parameters.
+fn place(error: &ParamError, f: &Fields<'_>) -> (String, Span) {
     let (first, rest) = match error.steps() {
         [Step::Key(first), rest @ ..] => (Some(first), rest),
         steps => (None, steps),
@@ -340,9 +361,7 @@ fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
         Some((_, node)) => node.place(rest, error.is_of_key()),
         None => f.span,
     };
-    let path = error.steps().iter().fold(f.path.clone(), |path, step| format!("{path}{step}"));
-    let message = format!("`{name}` does not take these parameters: {error}");
-    sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
+    (error.steps().iter().fold(f.path.clone(), |path, step| format!("{path}{step}")), span)
 }
 
 fn unknown(kind: &At<String>, path: &str, registry: &Registry, sink: &mut Sink) {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 mod flow;
 mod hostile;
+mod inert;
 mod shipped;
 mod upstream;
 

@@ -80,7 +80,14 @@ fn choose<P: ?Sized>(
     let none = if file.is_some() { Value::Null } else { usual };
     let parameters = given.map_or(none, |at| at.value.clone());
     match (descriptor.build)(&parameters) {
-        Ok(built) => Some(Chosen { descriptor, parameters, built }),
+        Ok(built) => {
+            if let Some(given) = given.filter(|given| given.is_written()) {
+                for error in registry::inert(descriptor.name, &given.value) {
+                    sink.push(given.without_effect(name, &error, path));
+                }
+            }
+            Some(Chosen { descriptor, parameters, built })
+        }
         Err(error) => {
             let (below, span) = given.map_or((String::new(), span), |given| given.culprit(&error));
             let message = format!("{kind} `{name}` does not take these parameters: {error}");

@@ -100,7 +100,13 @@ fn checked(
     let name = canonical(name);
     let spec = StrategySpec { name: name.to_owned(), parameters: env.parameters(name, given) };
     match registry.build(name, &spec.parameters) {
-        Ok(_) => {}
+        Ok(_) => {
+            if let Some(given) = parameters.filter(|given| given.is_written()) {
+                for error in registry.inert(name, &given.value, &spec.parameters) {
+                    sink.push(given.without_effect(name, &error, path));
+                }
+            }
+        }
         Err(BuildError::Unknown(unknown)) => {
             let names = || registry.strategies().iter().map(|d| d.name);
             let shown: String = unknown.chars().take(60).collect();

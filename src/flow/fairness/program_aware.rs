@@ -22,7 +22,7 @@ use super::turn_priority::{self, TurnPriority};
 use super::{Fairness, Meter, QueueHead};
 use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{Inert, ParamError, params};
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use serde::Deserialize;
@@ -70,12 +70,44 @@ struct Params {
     las_decay_factor: f64,
     turn_priority_time_weight: f64,
     turn_priority_inactivity_seconds: f64,
-    // Idle flows are forgotten by `flow_idle` of the pool's settings instead.
+    // Accepted without effect, see `INERT`.
     #[serde(rename = "evictionTtlSeconds")]
     _ttl: Option<IgnoredAny>,
     #[serde(rename = "evictionSweepSeconds")]
     _sweep: Option<IgnoredAny>,
 }
+
+fn is_turn_priority(parameters: &Value) -> bool {
+    parameters.get("strategy").is_some_and(|strategy| strategy == "turn-priority")
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["lasWeightService", "lasWeightHeadWait", "lasHalfLifeSeconds", "lasDecayFactor"],
+        when: is_turn_priority,
+        why: "it needs `strategy: las`",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["turnPriorityTimeWeight", "turnPriorityInactivitySeconds"],
+        when: |all| !is_turn_priority(all),
+        why: "it needs `strategy: turn-priority`",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["lasDecayFactor"],
+        when: |all| !is_turn_priority(all) && all.get("lasHalfLifeSeconds").and_then(Value::as_f64) != Some(0.0),
+        why: "it needs `lasHalfLifeSeconds: 0`; here the half-life says how service decays",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["evictionTtlSeconds", "evictionSweepSeconds"],
+        when: |_| true,
+        why: "idle flows are forgotten after a fixed time",
+    },
+];
 
 impl Default for Params {
     fn default() -> Self {

@@ -13,6 +13,7 @@
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
 use attache_scheduling::facts::concurrency::ConcurrencyLimits;
+use attache_scheduling::plugin::Inert;
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -23,6 +24,14 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     source: "GIE and llm-d `concurrency-detector`",
     build: |value: &Value| ConcurrencyLimits::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
+
+/// Parameters of detectors that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name, super::utilization::PLUGIN.name],
+    keys: &["headroom"],
+    when: |_| true,
+    why: "only the filter of the same name has it, in a profile",
+}];
 
 impl Detector for ConcurrencyLimits {
     fn gauge(&self, view: &View<'_>) -> Gauge {

@@ -18,12 +18,13 @@
 
 use super::{happens, keep_or_all};
 use attache_scheduling::facts::prediction::predict;
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, Inert, ParamError, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
 use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -46,6 +47,30 @@ pub const DEFAULT_MAX_TTFT_PENALTY_MS: f64 = 18_000.0;
 pub const DEFAULT_MAX_TOKENS_IN_FLIGHT_PENALTY: f64 = 0.0;
 /// 15,928 tokens per second: llm-d's measurement of a 32B model on two H100.
 pub const DEFAULT_PEAK_PREFILL_THROUGHPUT: f64 = 15_928.0;
+
+fn predicts(parameters: &Value) -> bool {
+    parameters.get("ttftSource").is_some_and(|source| source == "latencyPredictor")
+}
+
+fn has_no_time_limit(parameters: &Value) -> bool {
+    parameters.get("maxTTFTPenaltyMs").and_then(Value::as_f64) == Some(0.0)
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["ttftSource", "peakPrefillThroughput"],
+        when: has_no_time_limit,
+        why: "with `maxTTFTPenaltyMs: 0` no times are compared",
+    },
+    Inert {
+        plugins: &[PLUGIN.name],
+        keys: &["peakPrefillThroughput"],
+        when: |all| predicts(all) && !has_no_time_limit(all),
+        why: "it needs `ttftSource: prefillThroughput`; here times are predicted",
+    },
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -6,7 +6,7 @@
 
 use super::only;
 use attache_scheduling::PickContext;
-use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, params};
 use attache_scheduling::registry::PluginDescriptor;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -27,6 +27,14 @@ struct Params {
     #[serde(rename = "primaryPort")]
     _primary_port: Option<u16>,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["primaryPort"],
+    when: |_| true,
+    why: "each rank of a server is an endpoint of its own",
+}];
 
 #[derive(Debug)]
 struct DataParallel;

@@ -25,11 +25,12 @@
 
 use super::{decider, position};
 use attache_scheduling::division::{DeciderName, Division, StageProfile, Stages};
-use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, StageDecider, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, StageDecider, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -149,6 +150,58 @@ impl Params {
         Ok(Disagg { decode, stages: Stages { prefill, encode, prefill_first } })
     }
 }
+
+fn has(parameters: &Value, keys: &[&str]) -> bool {
+    let named = |key: &&str| parameters.pointer(key).and_then(Value::as_str).is_some_and(|name| !name.is_empty());
+    keys.iter().any(named)
+}
+
+fn prefills_first(parameters: &Value) -> bool {
+    parameters.get("stageOrder").is_some_and(|order| order == "prefill-first")
+}
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[
+    Inert {
+        plugins: &[DISAGG.name],
+        keys: &["deciders.prefill", "deciderPluginName", "prefillDeciderPluginName"],
+        when: prefills_first,
+        why: "with `stageOrder: prefill-first` every request has the prefill stage",
+    },
+    Inert {
+        plugins: &[DISAGG.name],
+        keys: &["profiles.prefill", "prefillProfile"],
+        when: |all| {
+            !prefills_first(all) && !has(all, &["/deciders/prefill", "/deciderPluginName", "/prefillDeciderPluginName"])
+        },
+        why: "without a decider for prefill no request has that stage",
+    },
+    Inert {
+        plugins: &[DISAGG.name],
+        keys: &["profiles.encode", "encodeProfile"],
+        when: |all| !has(all, &["/deciders/encode", "/encodeDeciderPluginName"]),
+        why: "without a decider for encode no request has that stage",
+    },
+    Inert {
+        plugins: &[PD.name],
+        keys: &["threshold"],
+        when: |all| has(all, &["/deciderPluginName"]),
+        why: "`deciderPluginName` says which requests are split",
+    },
+    Inert {
+        plugins: &[PD.name],
+        keys: &["prefixPluginType", "prefixPluginName"],
+        when: |_| true,
+        why: "a pool has one index of prefixes",
+    },
+    Inert { plugins: &[PD.name], keys: &["hashBlockSize"], when: |_| true, why: "the pool's blocks are counted" },
+    Inert {
+        plugins: &[PD.name],
+        keys: &["primaryPort"],
+        when: |_| true,
+        why: "each rank of a server is an endpoint of its own",
+    },
+];
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]

@@ -8,7 +8,7 @@
 //! It reacts at once; scraped metrics lag by a scrape interval. When not: other clients send to the same servers,
 //! since their requests are not counted. Source: llm-d `active-request-scorer`.
 
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use serde::Deserialize;
@@ -35,12 +35,20 @@ pub const DEFAULT_MAX_BUSY_SCORE: f32 = 1.0;
 struct Params {
     idle_threshold: u32,
     max_busy_score: f32,
-    // Accepted without effect: the ledger counts every request until it ends.
+    // Accepted without effect: there is one ledger, which counts every request until it ends.
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
     #[serde(rename = "requestTimeout")]
     _timeout: Option<IgnoredAny>,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["requestTimeout"],
+    when: |_| true,
+    why: "a request counts until it ends",
+}];
 
 impl Default for Params {
     fn default() -> Self {

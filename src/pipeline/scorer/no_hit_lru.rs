@@ -11,7 +11,7 @@
 
 use ahash::AHashMap;
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
 use attache_types::ids::EndpointId;
@@ -46,6 +46,14 @@ struct Params {
     #[serde(rename = "prefixPluginName")]
     _plugin_name: Option<IgnoredAny>,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["prefixPluginType", "prefixPluginName"],
+    when: |_| true,
+    why: "a pool has one index of prefixes",
+}];
 
 impl Default for Params {
     fn default() -> Self {

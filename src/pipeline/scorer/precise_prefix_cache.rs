@@ -4,7 +4,7 @@
 //! no effect. When not: in new configurations. Source: llm-d `precise-prefix-cache-scorer`.
 
 use super::prefix_cache::PrefixCacheScorer;
-use attache_scheduling::plugin::{Plugin, params};
+use attache_scheduling::plugin::{Inert, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -34,3 +34,11 @@ struct Params {
     #[serde(rename = "speculativeTTL")]
     _speculative_ttl: Option<IgnoredAny>,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["tokenProcessorConfig", "indexerConfig", "kvEventsConfig", "speculativeIndexing", "speculativeTTL"],
+    when: |_| true,
+    why: "the index is the pool's, with the settings of its `prefixCache`",
+}];

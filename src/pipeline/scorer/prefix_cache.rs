@@ -6,11 +6,12 @@
 //! When not: prompts share no prefixes. Then all score 0 and the hashing costs time. Source: llm-d
 //! `prefix-cache-scorer`; GIE's is the case w = 0.
 
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -35,6 +36,14 @@ struct Params {
     #[serde(rename = "prefixMatchInfoProducerName")]
     _prefix: Option<IgnoredAny>,
 }
+
+/// Parameters that change nothing.
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name],
+    keys: &["matchLengthScaleTokens"],
+    when: |all| all.get("matchLengthWeight").and_then(Value::as_f64).unwrap_or(0.0) == 0.0,
+    why: "it needs a `matchLengthWeight` above 0",
+}];
 
 impl Default for Params {
     fn default() -> Self {

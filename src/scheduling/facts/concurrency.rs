@@ -4,7 +4,7 @@
 //! The filter of that name and the detector of flow control have the same parameters. The filter checks one endpoint
 //! at a time, flow control the whole pool.
 
-use crate::plugin::{ParamError, params};
+use crate::plugin::{Inert, ParamError, params};
 use attache_pool::Endpoint;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -34,6 +34,26 @@ struct Params {
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
 }
+
+fn mode(parameters: &Value) -> &str {
+    parameters.get("concurrencyMode").and_then(Value::as_str).unwrap_or("requests")
+}
+
+/// Parameters that change nothing.
+pub const INERT: &[Inert] = &[
+    Inert {
+        plugins: &["concurrency-detector"],
+        keys: &["maxConcurrency"],
+        when: |all| mode(all) == "tokens",
+        why: "it needs `concurrencyMode: requests` or `hybrid`; here tokens are counted",
+    },
+    Inert {
+        plugins: &["concurrency-detector"],
+        keys: &["maxTokenConcurrency"],
+        when: |all| mode(all) == "requests",
+        why: "it needs `concurrencyMode: tokens` or `hybrid`; here requests are counted",
+    },
+];
 
 impl Default for Params {
     fn default() -> Self {

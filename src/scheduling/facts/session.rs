@@ -10,7 +10,7 @@
 //! first. Each expires `evictionTtlSeconds` after its last request. The parameters are those of llm-d's
 //! session-affinity filter and scorer, old and new.
 
-use crate::plugin::{ParamError, ResponseHeaders};
+use crate::plugin::{Inert, ParamError, ResponseHeaders};
 use crate::{Candidate, PickContext};
 use attache_pool::Endpoint;
 use attache_types::clock::Timestamp;
@@ -19,6 +19,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use quick_cache::sync::Cache;
 use serde::Deserialize;
+use serde_json::Value;
 use std::time::Duration;
 
 /// llm-d's header with the token of `encoded_endpoint_header`.
@@ -57,8 +58,7 @@ pub struct SessionParams {
     header_name: Option<String>,
     /// The older scorer's parameter for the lifetime.
     eviction_ttl_seconds: Option<f64>,
-    // Accepted without effect: an instance belongs to the profiles that list it, expired sessions need no sweep, and
-    // an unavailable server is replaced at once.
+    // Accepted without effect, see `INERT`.
     #[serde(rename = "profileName")]
     _profile: Option<String>,
     #[serde(rename = "evictionSweepSeconds")]
@@ -66,6 +66,74 @@ pub struct SessionParams {
     #[serde(rename = "missThreshold")]
     _misses: Option<u32>,
 }
+
+const PLUGINS: &[&str] = &["session-affinity-filter", "session-affinity-scorer"];
+
+fn is_by_id(parameters: &Value) -> bool {
+    let strategy = parameters.get("strategy").or_else(|| parameters.get("algorithm"));
+    matches!(strategy.and_then(Value::as_str), Some("session_id" | "session_id_header"))
+}
+
+/// Whether a newer parameter names the header, so that `headerName` is not read.
+fn names_header(parameters: &Value) -> bool {
+    if is_by_id(parameters) {
+        parameters.pointer("/sessionIdConfig/sources").and_then(Value::as_array).is_some_and(|s| !s.is_empty())
+    } else {
+        parameters.pointer("/encodedEndpointHeaderConfig/header").is_some_and(|header| !header.is_null())
+    }
+}
+
+/// Parameters that change nothing.
+pub const INERT: &[Inert] = &[
+    Inert {
+        plugins: PLUGINS,
+        keys: &["sessionIdConfig", "evictionTtlSeconds"],
+        when: |all| !is_by_id(all),
+        why: "it needs `strategy: session_id`; here sessions are found by the server's name in a header",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["encodedEndpointHeaderConfig"],
+        when: is_by_id,
+        why: "it needs `strategy: encoded_endpoint_header`; here sessions are found by their ids",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["headerName"],
+        when: names_header,
+        why: "`encodedEndpointHeaderConfig.header` or `sessionIdConfig.sources` names the header",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["evictionTtlSeconds"],
+        when: |all| is_by_id(all) && all.pointer("/sessionIdConfig/evictionTtlSeconds").is_some_and(|v| !v.is_null()),
+        why: "`sessionIdConfig.evictionTtlSeconds` says it",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["sessionIdConfig.evictionSweepSeconds"],
+        when: is_by_id,
+        why: "expired sessions are dropped without a sweep",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["evictionSweepSeconds"],
+        when: |_| true,
+        why: "expired sessions are dropped without a sweep",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["profileName"],
+        when: |_| true,
+        why: "a plugin belongs to the profiles that list it",
+    },
+    Inert {
+        plugins: PLUGINS,
+        keys: &["missThreshold"],
+        when: |_| true,
+        why: "a server that is not available is replaced at once",
+    },
+];
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -61,6 +61,20 @@ fn with_feature_gate_requests_are_queued_as_configured() {
             "flowControl: {maxBytes: 1e3, maxRequests: '1500m'}",
             queues(json!({"maxBytes": 1_000, "maxRequests": 2})),
         ),
+        (
+            "0 of every spelling means the default of a band",
+            "flowControl: {defaultPriorityBand: {maxRequests: '0k', maxBytes: '-0'}, \
+             defaultNegativePriorityBand: {maxRequests: 0, maxBytes: '0e3'}}",
+            queues(json!({"sheddableBand": usual()})),
+        ),
+        (
+            "signed quantities",
+            "flowControl: {maxBytes: '+1Ki', maxRequests: '+.5k', defaultPriorityBand: {maxRequests: '+2', maxBytes: '1E6'}}",
+            queues(json!({
+                "maxBytes": 1_024, "maxRequests": 500,
+                "defaultBand": with(with(usual(), "maxRequests", json!(2)), "maxBytes", json!(1_000_000)),
+            })),
+        ),
         ("eviction", "flowControl: {enableEviction: true}", queues(json!({"evictRunning": "any"}))),
         ("no eviction", "flowControl: {enableEviction: false}", queues(json!({}))),
         (
@@ -89,12 +103,13 @@ fn with_feature_gate_requests_are_queued_as_configured() {
             "bands: those that are named do not follow the default one",
             "plugins: [{type: round-robin-fairness-policy}, {type: edf-ordering-policy}]\n\
              flowControl: {defaultPriorityBand: {maxRequests: 10, fairnessPolicyRef: round-robin-fairness-policy}, \
-             priorityBands: [{priority: 100, orderingPolicyRef: edf-ordering-policy}, {priority: -1, maxRequests: '0', maxBytes: '0'}]}",
+             priorityBands: [{priority: 100, orderingPolicyRef: edf-ordering-policy}, {priority: -1, maxRequests: '0', maxBytes: '0'}, {priority: -2, maxRequests: 0.0, maxBytes: 0Gi}]}",
             queues(json!({
                 "defaultBand": with(with(usual(), "fairness", named("round-robin-fairness-policy")), "maxRequests", json!(10)),
                 "bands": [
                     with(with(usual(), "ordering", named("edf-ordering-policy")), "priority", json!(100)),
-                    with(with(usual(), "maxRequests", json!(u64::MAX)), "priority", json!(-1)),
+                    with(usual(), "priority", json!(-1)),
+                    with(usual(), "priority", json!(-2)),
                 ],
             })),
         ),
@@ -124,6 +139,27 @@ fn with_feature_gate_requests_are_queued_as_configured() {
     ];
     for (case, text, want) in cases {
         assert_eq!(flow(&format!("featureGates: [flowControl]\n{text}")), (want.clone(), 0), "{case}");
+    }
+}
+
+#[test]
+fn wrong_quantity_error_names_field_value_and_what_is_allowed() {
+    for (field, value, code, says) in [
+        ("maxRequests", "'-1'", Code::OutOfRange, "`maxRequests` is `-1`, allowed: a quantity of 0 or more"),
+        ("maxBytes", "-5", Code::OutOfRange, "`maxBytes` is -5, allowed"),
+        ("maxBytes", "-4Gi", Code::OutOfRange, "`maxBytes` is `-4Gi`, allowed"),
+        ("maxBytes", "4GiB", Code::WrongType, "`maxBytes` must be a quantity such as `4Gi`"),
+        ("maxRequests", "'+-1'", Code::WrongType, "got the text `+-1`"),
+        ("maxRequests", "many", Code::WrongType, "got the text `many`"),
+    ] {
+        for section in ["{FIELD}", "{defaultPriorityBand: {FIELD}}", "{priorityBands: [{priority: 1, FIELD}]}"] {
+            let section = section.replace("FIELD", &format!("{field}: {value}"));
+            let text = format!("{HEAD}featureGates: [flowControl]\nflowControl: {section}\n");
+            let errors = full(&text, one_endpoint()).unwrap_err();
+            let shown = show(&text, &errors);
+            let found: Vec<_> = errors.iter().filter(|d| d.is_error()).map(|d| (d.code, &*d.message)).collect();
+            assert!(matches!(found[..], [(got, message)] if got == code && message.contains(says)), "{shown}");
+        }
     }
 }
 
