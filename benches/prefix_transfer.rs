@@ -204,7 +204,7 @@ impl StrategyRecords for Nothing {
 /// A replica with one pool, and what it sends.
 fn replica(sender: u64, cache: Arc<PrefixCache>) -> (Replica, Arc<Sent>) {
     let sent = Arc::new(Sent::default());
-    let settings = ReplicaSettings { name: format!("picker-{sender}"), sender, seed: 7 };
+    let settings = ReplicaSettings { name: format!("picker-{sender}"), sender, seed: 7, origin: 0 };
     let replica = Replica::new(settings, sent.clone(), Arc::default());
     let store = Arc::new(SnapshotStore::default());
     store.publish(snapshot());

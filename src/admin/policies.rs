@@ -1,5 +1,5 @@
 //! Policies of single models in the format of LocalAI's `/api/nodes/scheduling`. The response lists
-//! fields without effect under `without_effect`.
+//! fields without effect under `without_effect`. Pickers that share state get every change.
 
 use super::{AdminState, body, json};
 use attache_scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
@@ -84,9 +84,11 @@ async fn change(
         Ok(document) => document,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, "", &format!("the body is no JSON: {error}")),
     };
-    let changed = Document::read(&document).and_then(|d| state.policies.change(&d).map(|policy| (d, policy)));
+    let changed =
+        Document::read(&document).and_then(|d| state.policies.change(&d, unix_ms(&state)).map(|policy| (d, policy)));
     match changed {
         Ok((Document { model, without_effect, .. }, policy)) => {
+            announce(&state, &model);
             let ignored = without_effect.join(", ");
             tracing::info!(%peer, model, policy = ?policy, without_effect = ignored, "policy of a model changed");
             let mut answer = row(&model, &policy);
@@ -99,14 +101,27 @@ async fn change(
     }
 }
 
+/// The Unix time in milliseconds where the policies are shared; else 0.
+fn unix_ms(state: &AdminState) -> u64 {
+    state.replica.as_ref().map_or(0, |replica| replica.unix_ms(state.clock.now()))
+}
+
+/// Sends the change of a model's policy to the other pickers.
+fn announce(state: &AdminState, model: &str) {
+    if let Some(replica) = &state.replica {
+        replica.policy_changed(model, state.clock.now());
+    }
+}
+
 async fn forget(
     State(state): State<AdminState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Path(model): Path<String>,
 ) -> Response {
-    if !state.policies.remove(&model) {
+    if !state.policies.remove(&model, unix_ms(&state)) {
         return nothing_about(&model);
     }
+    announce(&state, &model);
     tracing::info!(%peer, model, "policy of a model removed");
     StatusCode::NO_CONTENT.into_response()
 }

@@ -54,6 +54,7 @@ impl Sync {
 #[cfg(feature = "nats")]
 mod over_nats {
     use super::*;
+    use crate::clock::Timestamp;
     use crate::config::settings::{NatsSettings, SyncSettings};
     use crate::ids::EndpointId;
     use crate::pool::PoolEvent;
@@ -63,7 +64,7 @@ mod over_nats {
     use attache_nats::{NatsConfig, NatsStats};
     use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState, sender_of, token_of};
     use std::sync::atomic::Ordering::Relaxed;
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
     use tokio::sync::mpsc;
 
     /// Time between two looks at the import of a peer's prefix index.
@@ -97,7 +98,9 @@ mod over_nats {
             let name = name.unwrap_or_else(|| format!("{random:016x}"));
             let sender = sender_of(&token_of(&name), random);
             let (outbox, queue, link) = attache_nats::outbox();
-            let identity = ReplicaSettings { name, sender, seed: cache_seed };
+            let origin = clock.wall(Timestamp(0)).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let origin = u64::try_from(origin.as_millis()).unwrap_or(u64::MAX);
+            let identity = ReplicaSettings { name, sender, seed: cache_seed, origin };
             let replica = Arc::new(Replica::new(identity, Arc::new(outbox), pressure));
             let nats = wanted.nats.clone();
             let prefix = nats.subject_prefix.clone();

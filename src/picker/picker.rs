@@ -75,6 +75,7 @@ impl Picker {
         let Some(replica) = replica else { return self };
         let responses = Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, replica.seed()));
         replica.set_responses(responses.clone());
+        replica.set_policies(self.policies.clone());
         Self { responses, replica: Some(replica), ..self }
     }
 

@@ -23,7 +23,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use attache_types::params::{Inert, NoParams, ParamError, Step, params};
+pub use attache_types::params::{Inert, NoParams, ParamError, Step, params, written};
 
 /// Source of a request's headers.
 pub trait HeaderSource: Debug {

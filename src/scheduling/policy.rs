@@ -2,13 +2,16 @@
 //! `prefix-affinity`. Models are named as on the servers, after rewriting.
 //!
 //! There are two layers: the configuration's, which every start and reload sets, and over it the admin API's, field
-//! by field. The API's layer survives reloads but not restarts, and is not shared with other replicas.
+//! by field. The API's layer survives reloads but not restarts. Pickers that share state have one layer: the last
+//! change of a model counts ([`PolicyChange`]), and a picker that starts learns all changes from its peers.
 //! Field names and bounds are those of LocalAI's `/api/nodes/scheduling`: the whole body is accepted, and fields
 //! without effect are reported. A field that a change omits keeps its value.
 //! `null` restores the configured value, else the strategy's parameter; so do `""` for the policy and 0 for the
 //! ratio. Any other 0 is a value.
 
 use arc_swap::ArcSwap;
+use changes::Changes;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -115,7 +118,9 @@ impl Document {
 #[derive(Debug, Default)]
 pub struct ModelPolicies {
     configured: ArcSwap<PolicyMap>,
+    /// Written under the lock of `changes`.
     changed: ArcSwap<PolicyMap>,
+    changes: Mutex<Changes>,
 }
 
 impl ModelPolicies {
@@ -152,39 +157,68 @@ impl ModelPolicies {
         self.configured.store(Arc::new(policies));
     }
 
-    /// Applies a change from the admin API and returns the model's new policy.
+    /// Applies a change from the admin API and returns the model's new policy. `at` is the Unix time in milliseconds; 0
+    /// will do where no picker shares the policies.
     ///
     /// # Errors
     /// Too many models have a policy.
-    pub fn change(&self, document: &Document) -> Result<ModelPolicy, PolicyError> {
+    pub fn change(&self, document: &Document, at: u64) -> Result<ModelPolicy, PolicyError> {
         let model = document.model.as_str();
-        let mut full = false;
-        self.changed.rcu(|all| {
-            full = all.len() >= MAX_MODELS && !all.contains_key(model);
-            let mut all = PolicyMap::clone(all);
-            if !full {
-                let policy = all.get(model).copied().unwrap_or_default();
-                all.insert(model.into(), document.change(policy));
-            }
-            all
-        });
-        if full {
+        let mut changes = self.changes.lock();
+        let live = self.changed.load();
+        if live.len() >= MAX_MODELS && !live.contains_key(model) {
             let allowed =
                 format!("{MAX_MODELS} models have a policy, which is as many as there may be: delete one first");
             return Err(PolicyError::new("model_name", &model.into(), &allowed));
         }
+        let policy = document.change(live.get(model).copied().unwrap_or_default());
+        changes.add(model, Some(policy), at);
+        self.put(model, Some(policy));
         Ok(self.of(model))
     }
 
     /// Drops the admin API's changes for `model`, so the configured policy applies again. Returns false if there were
-    /// none.
-    pub fn remove(&self, model: &str) -> bool {
-        let before = self.changed.rcu(|all| {
-            let mut all = PolicyMap::clone(all);
-            all.remove(model);
-            all
-        });
-        before.contains_key(model)
+    /// none. `at` is as in [`Self::change`].
+    pub fn remove(&self, model: &str, at: u64) -> bool {
+        let mut changes = self.changes.lock();
+        let had = self.changed.load().contains_key(model);
+        if had {
+            changes.add(model, None, at);
+            self.put(model, None);
+        }
+        had
+    }
+
+    /// Applies the change of another picker, unless a later one is known. `at` is the Unix time in milliseconds.
+    pub fn merge(&self, model: &str, change: PolicyChange, at: u64) -> Merged {
+        let mut changes = self.changes.lock();
+        let merged = changes.merge(model, change, &self.changed.load(), at);
+        if merged == Merged::Applied {
+            self.put(model, change.policy);
+        }
+        merged
+    }
+
+    /// The last change of `model` by any picker, if there was one.
+    #[must_use]
+    pub fn last_change(&self, model: &str) -> Option<PolicyChange> {
+        self.changes.lock().all().get(model).copied()
+    }
+
+    /// The last change of each model by any picker.
+    #[must_use]
+    pub fn last_changes(&self) -> Vec<(Arc<str>, PolicyChange)> {
+        self.changes.lock().all().iter().map(|(model, change)| (model.clone(), *change)).collect()
+    }
+
+    /// Sets or removes the changed policy of a model. The lock of `changes` is held.
+    fn put(&self, model: &str, policy: Option<ModelPolicy>) {
+        let mut all = PolicyMap::clone(&self.changed.load());
+        match policy {
+            Some(policy) => all.insert(model.into(), policy),
+            None => all.remove(model),
+        };
+        self.changed.store(Arc::new(all));
     }
 }
 
@@ -254,6 +288,8 @@ fn optional<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Opti
     if value.is_null() { Some(None) } else { read(value).map(Some) }
 }
 
+mod changes;
 mod replicas;
+pub use changes::{Merged, PolicyChange};
 #[cfg(test)]
 mod tests;

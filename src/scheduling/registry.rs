@@ -184,15 +184,31 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("prefix-aware", "prefix-cache"),
     // Neutree's names; its API writes them into `scheduler.type`.
     ("consistent_hash", "consistent-hash"),
+    ("leastconn", "least-request"),
     ("pow2", "power-of-two"),
+    ("power_of_two", "power-of-two"),
     ("roundrobin", "round-robin"),
-    ("static_hash", "consistent-hash"),
+    (STATIC_HASH, "consistent-hash"),
 ];
 
-/// Attaché's name of a strategy that another product calls `name`; otherwise `name` itself.
+/// Neutree's name for placement by the hash of the body alone, without regard to load.
+pub const STATIC_HASH: &str = "static_hash";
+
+/// Attaché's name of a strategy that another product calls `name`; otherwise `name` itself. The case of letters and
+/// what separates words do not matter: Neutree's own users write `roundrobin`, `round_robin` and `RoundRobin`.
 #[must_use]
 pub fn canonical(name: &str) -> &str {
-    OTHER_NAMES.iter().find(|(other, _)| *other == name).map_or(name, |(_, own)| own)
+    OTHER_NAMES.iter().find(|(other, _)| is_spelling(name, other)).map_or(name, |(_, own)| own)
+}
+
+/// Whether two names differ at most in the case of letters and in what separates words.
+#[must_use]
+pub fn is_spelling(name: &str, other: &str) -> bool {
+    letters(name).eq(letters(other))
+}
+
+fn letters(name: &str) -> impl Iterator<Item = u8> + '_ {
+    name.bytes().filter(|byte| !b"-_ ".contains(byte)).map(|byte| byte.to_ascii_lowercase())
 }
 
 /// Why a strategy can't be built.

@@ -105,6 +105,28 @@ fn ranking_takes_the_wanted_number_of_endpoints_once() {
 }
 
 #[test]
+fn names_of_other_products_are_known_in_every_spelling() {
+    use crate::registry::canonical;
+    for (own, spellings) in [
+        (
+            "round-robin",
+            &["roundrobin", "round_robin", "RoundRobin", "roundRobin", "ROUND-ROBIN", "round-robin", "Round Robin"][..],
+        ),
+        ("consistent-hash", &["consistent_hash", "consistenthash", "ConsistentHash", "static_hash", "StaticHash"]),
+        ("power-of-two", &["pow2", "POW2", "pow_2", "power_of_two", "PowerOfTwo"]),
+        ("least-request", &["leastconn", "least_conn", "LeastConn"]),
+        ("prefix-cache", &["prefix-aware", "prefix_aware"]),
+    ] {
+        for spelling in spellings {
+            assert_eq!(canonical(spelling), own, "{spelling}");
+        }
+    }
+    for other in ["round-robins", "least-request", "", "-", "prefix_cache", "pd"] {
+        assert_eq!(canonical(other), other);
+    }
+}
+
+#[test]
 #[should_panic(expected = "two plugins are called `least-request`")]
 fn two_plugins_of_one_name_are_rejected() {
     let twice = PluginList { strategies: &[&least_request::PLUGIN], ..PluginList::default() };

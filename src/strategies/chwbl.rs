@@ -36,7 +36,7 @@ use crate::messages::{everything, messages, texts};
 use crate::ring::{self, RingMatch, SharedRing};
 use attache_protocol::Prompt;
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{Inert, ParamError, params};
+use attache_scheduling::plugin::{Inert, ParamError, params, written};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
@@ -51,7 +51,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next \
               one when it is full.",
     source: "Neutree `consistent_hash`; Mirrokni et al. 2016",
-    build: |value, _| params_of(value, is_neutrees(value))?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    build: |value, _| params_of(value, is_neutrees(value))?.build(value).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
 /// Registry entry of Neutree's own rule.
@@ -59,12 +59,17 @@ pub const CONSISTENT_HASH: Descriptor = Descriptor {
     name: "consistent-hash",
     summary: "As `chwbl`, with Neutree's own bound and key: the rule that Neutree documents.",
     source: "Neutree `consistent_hash`",
-    build: |value, _| params_of(value, true)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    build: |value, _| params_of(value, true)?.build(value).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
 /// Parameters in Neutree's spelling.
 const NEUTREES: [&str; 4] =
     ["virtual_nodes_per_replica", "virtual_nodes", "load_factor", "max_user_messages_for_cache"];
+/// The names of the points of an endpoint on the ring.
+const VIRTUAL_NODES: &[&str] =
+    &["virtualNodes", "virtual_nodes_per_replica", "virtual_nodes", "virtualNodesPerReplica"];
+/// The names of the bound.
+const LOAD_FACTOR: &[&str] = &["loadFactor", "load_factor"];
 
 fn is_neutrees(value: &Value) -> bool {
     NEUTREES.iter().any(|name| value.get(name).is_some())
@@ -94,7 +99,7 @@ pub(super) const MAX_VIRTUAL_NODES: u32 = 4_096;
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    #[serde(alias = "virtual_nodes_per_replica", alias = "virtual_nodes")]
+    #[serde(alias = "virtual_nodes_per_replica", alias = "virtual_nodes", alias = "virtualNodesPerReplica")]
     virtual_nodes: u32,
     #[serde(alias = "load_factor")]
     load_factor: f64,
@@ -105,14 +110,12 @@ struct Params {
 }
 
 /// Parameters that change nothing.
-pub(crate) const INERT: &[Inert] = &[
-    Inert {
-        plugins: &[PLUGIN.name, CONSISTENT_HASH.name],
-        keys: &["margin"],
-        when: |all| all.get("compat").is_some_and(|on| on == true),
-        why: "it needs `compat: false`; Neutree's rule has no margin",
-    },
-];
+pub(crate) const INERT: &[Inert] = &[Inert {
+    plugins: &[PLUGIN.name, CONSISTENT_HASH.name],
+    keys: &["margin"],
+    when: |all| all.get("compat").is_some_and(|on| on == true),
+    why: "it needs `compat: false`; Neutree's rule has no margin",
+}];
 
 impl Default for Params {
     fn default() -> Self {
@@ -127,17 +130,18 @@ impl Default for Params {
 }
 
 impl Params {
-    fn build(self) -> Result<Chwbl, ParamError> {
+    /// The strategy with these parameters, which were `given`.
+    fn build(self, given: &Value) -> Result<Chwbl, ParamError> {
         let Params { virtual_nodes, load_factor, margin, .. } = self;
         if !(1..=MAX_VIRTUAL_NODES).contains(&virtual_nodes) {
             return Err(ParamError::value(
-                "virtualNodes",
+                written(given, VIRTUAL_NODES),
                 virtual_nodes,
                 &format!("1 to {MAX_VIRTUAL_NODES} is allowed"),
             ));
         }
         if !load_factor.is_finite() || load_factor < 1.0 {
-            return Err(ParamError::value("loadFactor", load_factor, "1 or more is allowed"));
+            return Err(ParamError::value(written(given, LOAD_FACTOR), load_factor, "1 or more is allowed"));
         }
         if !margin.is_finite() || margin < 0.0 {
             return Err(ParamError::value("margin", margin, "0 or more is allowed"));

@@ -15,6 +15,7 @@
 //! | stored responses | Each picker sends the endpoints of those that it sees. |
 //! | ejected endpoints | Named in heartbeats. A receiver ejects such an endpoint when it can't connect to it either. |
 //! | pressure of models | Each picker counts its own diversions; the largest number of each counts (`pressure.rs`). |
+//! | policies of models | Changes by an admin API are sent to all; the last change of a model counts (`policies.rs`). |
 //! | decisions at one moment | Each picker assumes those of the pickers before it in their order (`herd.rs`). |
 //! | silent pickers | After [`SILENT_AFTER`], a receiver drops the requests of a picker. Its heartbeat brings them back. |
 //!
@@ -33,6 +34,7 @@ mod mirror;
 mod own;
 mod paths;
 mod peer;
+mod policies;
 mod pools;
 mod pressure;
 mod rate;

@@ -2,6 +2,7 @@
 
 use crate::generated::v1;
 use crate::paths::PathBook;
+use crate::policies;
 use crate::pools::{Located, Pools};
 use crate::pressure::SharedPressure;
 use crate::records::{self, PeerRecord, StoredResponses};
@@ -14,7 +15,8 @@ use attache_prefix::index::TenantId;
 use attache_prefix::key::BlockKey;
 use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::Usage;
-use attache_scheduling::{Booking, Dispatch, Order};
+use attache_scheduling::policy::Merged;
+use attache_scheduling::{Booking, Dispatch, ModelPolicies, Order};
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -35,6 +37,9 @@ pub(crate) struct Scene<'s> {
     pub(crate) paths: &'s Mutex<PathBook>,
     pub(crate) pressure: &'s SharedPressure,
     pub(crate) responses: Option<&'s dyn StoredResponses>,
+    pub(crate) policies: Option<&'s ModelPolicies>,
+    /// Unix time, milliseconds.
+    pub(crate) unix_ms: u64,
     pub(crate) stats: &'s SyncStats,
     pub(crate) now: Timestamp,
 }
@@ -45,6 +50,13 @@ impl Scene<'_> {
         match found.zip(responses) {
             Some((found, responses)) => responses.stored(&found.view.name, stored.response, found.endpoint.id),
             None => add(&self.stats.unknown_endpoints, 1),
+        }
+    }
+
+    pub(crate) fn policy(&self, event: &v1::Policy) {
+        let merged = self.policies.map(|policies| policies.merge(&event.model, policies::change(event), self.unix_ms));
+        if merged == Some(Merged::Refused) {
+            add(&self.stats.refused_policies, 1);
         }
     }
 

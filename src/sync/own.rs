@@ -28,8 +28,8 @@ const KEPT_BYTES: usize = 4 << 20;
 const KEPT_PROMPTS: usize = 1_024;
 /// A part of a column ends at this size, bytes. Receivers drop messages above 1 MiB.
 const COLUMN_PART_BYTES: usize = 256 << 10;
-/// Most counts of pressure in one message: each has at most about 1.8 KiB.
-const PRESSURE_EVENTS: usize = 256;
+/// Most counts of pressure, or policies of models, in one message: each has at most about 1.8 KiB.
+const STATE_EVENTS: usize = 256;
 /// Most batches, and most prompts, that one `Resend` gets.
 const MAX_RESENT: usize = 1_024;
 /// Most bytes of batches and prompts that one `Resend` gets.
@@ -336,8 +336,8 @@ impl Own {
     }
 
     /// Sends the heartbeat, which describes the column after all changes so far. `joining`: this picker has no index
-    /// for others yet. `ejected`: the endpoints that it has ejected.
-    pub(crate) fn heartbeat(&mut self, name: &str, joining: bool, ejected: Vec<u64>) {
+    /// for others yet. `ejected`: the endpoints that it has ejected. `policies`: the digest of models' policies.
+    pub(crate) fn heartbeat(&mut self, name: &str, joining: bool, ejected: Vec<u64>, policies: u64) {
         self.flush();
         let heartbeat = v1::Heartbeat {
             name: name.to_owned(),
@@ -346,6 +346,7 @@ impl Own {
             digest: self.digest,
             joining,
             ejected,
+            policies,
         };
         self.publish(None, Body::Heartbeat(heartbeat));
     }
@@ -375,12 +376,12 @@ impl Own {
         }
     }
 
-    /// Sends all counts of pressure to the peer `to`. Without counts, it gets an empty batch.
-    pub(crate) fn send_pressure(&self, to: u64, mut counts: Vec<Kind>) {
-        while counts.len() > PRESSURE_EVENTS {
-            self.send_events(to, counts.split_off(counts.len() - PRESSURE_EVENTS));
+    /// Sends all counts of pressure, or all policies, to the peer `to`. Without any, it gets an empty batch.
+    pub(crate) fn send_state(&self, to: u64, mut events: Vec<Kind>) {
+        while events.len() > STATE_EVENTS {
+            self.send_events(to, events.split_off(events.len() - STATE_EVENTS));
         }
-        self.send_events(to, counts);
+        self.send_events(to, events);
     }
 
     /// Sends events to one peer that are not counted as a batch.

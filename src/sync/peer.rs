@@ -2,6 +2,7 @@
 
 use crate::generated::v1;
 use crate::mirror::{Mirror, Scene, blocks_of, update};
+use crate::policies;
 use crate::pools::MAX_EJECTED;
 use crate::received::Received;
 use crate::records::unseal_service;
@@ -82,6 +83,8 @@ pub(crate) struct PeerColumn {
     arriving: Arriving,
     /// Its counts of pressure are needed, because some of them did not arrive in time.
     needs_pressure: bool,
+    /// Its last heartbeat named other policies than this picker has, and they have not been requested since.
+    needs_policies: bool,
     /// Events of requests that are not booked here yet, in the order of their arrival.
     early: AHashMap<u64, Vec<Kind>>,
     early_count: usize,
@@ -111,6 +114,7 @@ impl PeerColumn {
             needs_column: false,
             arriving: Arriving::default(),
             needs_pressure: false,
+            needs_policies: false,
             early: AHashMap::new(),
             early_count: 0,
             early_bytes: 0,
@@ -157,7 +161,7 @@ impl PeerColumn {
 
     /// Whether something must be requested from the peer soon.
     pub(crate) fn has_requests(&self) -> bool {
-        self.is_behind() || self.needs_pressure || !self.unknown_paths.is_empty()
+        self.is_behind() || self.needs_pressure || self.needs_policies || !self.unknown_paths.is_empty()
     }
 
     /// Applies a batch, unless it was applied before.
@@ -176,7 +180,7 @@ impl PeerColumn {
                 return add(&scene.stats.duplicate_batches, 1);
             }
             self.needs_column |= self.received.is_hopeless();
-        } else if !batch.events.iter().any(|event| matches!(event.kind, Some(Kind::Placed(_)))) {
+        } else if !batch.events.iter().any(|event| matches!(event.kind, Some(Kind::Placed(_) | Kind::Policy(_)))) {
             self.needs_pressure = false;
         }
         let mut frees = false;
@@ -220,6 +224,7 @@ impl PeerColumn {
             Kind::Booked(booked) => self.booked(booked, batch, scene),
             Kind::Lost(lost) => Self::lost(lost.endpoint, scene),
             Kind::Stored(stored) => scene.stored(&stored),
+            Kind::Policy(policy) => scene.policy(&policy),
             Kind::Served(served) => {
                 let flows = scene.pools.by_key(served.pool).and_then(|view| view.flows.as_ref());
                 flows.into_iter().for_each(|flows| flows.served(unseal_service(scene.seed, &served)));
@@ -337,6 +342,8 @@ impl PeerColumn {
         self.compare(heartbeat.last_batch, scene);
         self.announced = heartbeat.last_batch;
         self.warn(heartbeat.ejected, scene);
+        let is_other = |policies| heartbeat.policies != 0 && heartbeat.policies != policies::digest(policies);
+        self.needs_policies = scene.policies.is_some_and(is_other);
         if !self.needs_column && !self.received.has_gap() && self.received.last() == heartbeat.last_batch {
             let equal = (heartbeat.digest, heartbeat.requests) == (self.digest, self.requests.len() as u64);
             if !equal {
@@ -386,7 +393,8 @@ impl PeerColumn {
     /// What must be requested of a gap that is old enough.
     pub(crate) fn overdue(&mut self, scene: &mut Scene<'_>) -> Option<v1::Resend> {
         let due = self.gap_since.is_some_and(|since| since.after(GAP_WAIT) <= scene.now);
-        if due || self.needs_column || self.needs_pressure || !self.unknown_paths.is_empty() {
+        let needs = self.needs_column || self.needs_pressure || self.needs_policies;
+        if due || needs || !self.unknown_paths.is_empty() {
             return self.missing(self.received.last(), scene);
         }
         None
@@ -401,14 +409,16 @@ impl PeerColumn {
             false => self.received.missing(last, MAX_RANGES),
         };
         let requests: Vec<u64> = self.unknown_paths.iter().copied().collect();
-        let (column, pressure) = (self.needs_column, self.needs_pressure);
-        if batches.is_empty() && requests.is_empty() && !column && !pressure {
+        let (column, pressure, policies) = (self.needs_column, self.needs_pressure, self.needs_policies);
+        if batches.is_empty() && requests.is_empty() && !column && !pressure && !policies {
             return None;
         }
+        // The next heartbeat says whether the answer has arrived.
+        self.needs_policies = false;
         self.asked_at = Some(scene.now);
         add(&scene.stats.requested_batches, batches.iter().map(|range| range.end() - range.start() + 1).sum());
         let range = |range: std::ops::RangeInclusive<u64>| v1::Range { first: *range.start(), last: *range.end() };
-        Some(v1::Resend { batches: batches.into_iter().map(range).collect(), column, requests, pressure })
+        Some(v1::Resend { batches: batches.into_iter().map(range).collect(), column, requests, pressure, policies })
     }
 
     /// Takes one part of the column. The last one replaces the requests in flight.

@@ -9,6 +9,7 @@ use crate::mirror::Scene;
 use crate::own::{Own, OwnBooking};
 use crate::paths::PathBook;
 use crate::peer::{FORGET_AFTER, PeerColumn, SILENT_AFTER};
+use crate::policies;
 use crate::pools::{EndpointKey, PoolView, Pools};
 use crate::pressure::SharedPressure;
 use crate::rate::Rates;
@@ -19,6 +20,7 @@ use crate::wire::{self, HEARTBEAT_EVERY, MAX_PEERS, encode};
 use ahash::AHashMap;
 use attache_pool::{Endpoint, EndpointSpec};
 use attache_protocol::Usage;
+use attache_scheduling::ModelPolicies;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
@@ -41,6 +43,8 @@ pub struct ReplicaSettings {
     pub sender: u64,
     /// The cluster's key, from which all pickers derive equal block keys and endpoint incarnations.
     pub seed: u64,
+    /// Unix time of the origin of all timestamps, milliseconds.
+    pub origin: u64,
 }
 
 impl ReplicaSettings {
@@ -77,6 +81,7 @@ pub struct Replica {
     herd: Mutex<Herd>,
     pressure: Arc<SharedPressure>,
     responses: OnceLock<Arc<dyn StoredResponses>>,
+    policies: OnceLock<Arc<ModelPolicies>>,
     rates: Mutex<Rates>,
     pub(crate) peers: Mutex<Peers>,
 }
@@ -115,6 +120,7 @@ impl Replica {
             herd: Mutex::default(),
             pressure,
             responses: OnceLock::new(),
+            policies: OnceLock::new(),
             rates: Mutex::default(),
             peers: Mutex::new(peers),
         }
@@ -130,6 +136,26 @@ impl Replica {
     pub fn set_responses(&self, responses: Arc<dyn StoredResponses>) {
         // A process has one table.
         let _ = self.responses.set(responses);
+    }
+
+    /// Sets the policies of models, which all pickers share, once.
+    pub fn set_policies(&self, policies: Arc<ModelPolicies>) {
+        // A process has one table.
+        let _ = self.policies.set(policies);
+    }
+
+    /// The Unix time of `now`, in milliseconds.
+    #[must_use]
+    pub fn unix_ms(&self, now: Timestamp) -> u64 {
+        self.settings.origin.saturating_add(now.0 / 1_000_000)
+    }
+
+    /// Sends the last change of a model's policy, which the admin API of this picker has made.
+    pub fn policy_changed(&self, model: &str, now: Timestamp) {
+        let change = self.policies.get().and_then(|policies| policies::of_model(policies, model));
+        if let Some(change) = change {
+            self.own.lock().push(change, now);
+        }
     }
 
     /// Reports that `endpoint` of `pool` stores the response whose id has this hash under the cluster's key.
@@ -232,7 +258,10 @@ impl Replica {
             let mut own = self.own.lock();
             own.resend(sender, asked, &self.paths);
             if asked.pressure {
-                own.send_pressure(sender, self.pressure.state());
+                own.send_state(sender, self.pressure.state());
+            }
+            if let Some(policies) = self.policies.get().filter(|_| asked.policies) {
+                own.send_state(sender, policies::all(policies));
             }
             return;
         }
@@ -315,7 +344,9 @@ impl Replica {
 
     fn scene<'s>(&'s self, sender: u64, pools: &'s mut Pools, now: Timestamp) -> Scene<'s> {
         let (seed, responses) = (self.settings.seed, self.responses.get().map(|responses| &**responses));
-        Scene { sender, seed, pools, paths: &self.paths, pressure: &self.pressure, responses, stats: &self.stats, now }
+        let (paths, pressure, policies) = (&self.paths, &*self.pressure, self.policies.get().map(|all| &**all));
+        let unix_ms = self.unix_ms(now);
+        Scene { sender, seed, pools, paths, pressure, responses, policies, unix_ms, stats: &self.stats, now }
     }
 
     /// The sender and the content of a message; `None` for an invalid one and for one that others get.
@@ -373,7 +404,8 @@ impl Replica {
         let mut own = self.own.lock();
         if *next_heartbeat <= now {
             *next_heartbeat = now.after(HEARTBEAT_EVERY);
-            own.heartbeat(&self.settings.name, joining.joins(now), pools.ejected(now));
+            let policies = self.policies.get().map_or(0, |policies| policies::digest(policies));
+            own.heartbeat(&self.settings.name, joining.joins(now), pools.ejected(now), policies);
         }
         for change in self.pressure.changes() {
             own.push(change, now);

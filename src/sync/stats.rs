@@ -19,6 +19,8 @@ pub struct SyncStats {
     pub refused_senders: AtomicU64,
     /// Batches, columns and heartbeats whose numbers contradict those that their sender had before.
     pub contradictions: AtomicU64,
+    /// Changes of models' policies that were refused: invalid, too many, or too far ahead of the known ones.
+    pub refused_policies: AtomicU64,
     /// Received messages that were dropped because their sender exceeded 64 MiB per second.
     pub excess_messages: AtomicU64,
     /// Requests that were not counted, or whose prompts were not recorded, because their picker has too many in flight.

@@ -22,5 +22,6 @@ mod chunks;
 mod cluster;
 mod faults;
 mod limits;
+mod policies;
 mod properties;
 mod snapshot;

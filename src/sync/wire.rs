@@ -14,6 +14,8 @@ pub(crate) const MAX_PEERS: usize = 64;
 const MAX_MESSAGE: usize = 1 << 20;
 /// What a stored response costs, bytes: a picker that announces too many would displace those of others.
 const STORED_COST: usize = 4 << 10;
+/// What the policy of a model costs, bytes: the map of all policies is copied.
+const POLICY_COST: usize = 16 << 10;
 /// What an event costs beside its bytes and those of its keys, bytes.
 const EVENT_COST: usize = 128;
 /// Version of the messages.
@@ -37,6 +39,7 @@ pub(crate) fn cost(body: &Body) -> usize {
     let of_event = |event: &v1::Event| match &event.kind {
         Some(v1::event::Kind::Booked(booked)) => EVENT_COST + of(booked),
         Some(v1::event::Kind::Stored(_)) => STORED_COST,
+        Some(v1::event::Kind::Policy(_)) => POLICY_COST,
         _ => EVENT_COST,
     };
     match body {

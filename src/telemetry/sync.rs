@@ -50,6 +50,11 @@ const COUNTERS: &[SyncCounter] = &[
         "batches, columns and heartbeats whose numbers contradict those that their sender had before",
         |s| &s.contradictions,
     ),
+    (
+        "sync_refused_policies",
+        "changes of models' policies by other pickers that are invalid, too many, or an hour ahead",
+        |s| &s.refused_policies,
+    ),
     ("sync_snapshot_unfinished", "imports of a pool that ended before the peer had sent everything", |s| {
         &s.unfinished_imports
     }),

@@ -119,6 +119,13 @@ impl Inert {
     }
 }
 
+/// The name by which `given` has a parameter with these `names`; the first of them if it has none.
+#[must_use]
+pub fn written<'n>(given: &Value, names: &[&'n str]) -> &'n str {
+    let first = names.first().copied().unwrap_or_default();
+    names.iter().copied().find(|name| given.get(name).is_some()).unwrap_or(first)
+}
+
 /// Parses the parameters of a plugin; `null` means the defaults.
 ///
 /// # Errors
@@ -166,6 +173,8 @@ fn explain(root: &Value, steps: Vec<Step>, text: &str) -> ParamError {
         unknown("parameter", text)
     } else if let Some(problem) = text.strip_prefix("unknown variant ") {
         format!("{subject} is {}", unknown("", problem).trim_start())
+    } else if let Some(own) = text.strip_prefix("duplicate field ") {
+        format!("{subject} is another name of {own}, and both are given")
     } else if let Some(missing) = text.strip_prefix("missing field ") {
         format!("{missing} is missing")
     } else {

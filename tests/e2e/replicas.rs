@@ -1,6 +1,7 @@
 //! Pickers that share state over a real NATS server, each behind an Envoy of its own.
 
 mod away;
+mod policies;
 mod pressure;
 mod prompts;
 mod queues;

@@ -13,15 +13,13 @@ use attache_pool::EndpointSpec;
 use attache_scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
-use attache_scheduling::registry::{BuildError, Registry, canonical};
+use attache_scheduling::registry::{BuildError, Registry, STATIC_HASH, canonical, is_spelling};
 use attache_scheduling::weighted;
 use serde_json::Value;
 use std::collections::HashMap;
 
 /// The entry of `allow` by which requests may select every strategy.
 const ANY: &str = "*";
-/// Neutree's name for placement by the hash of the body alone, without regard to load.
-const STATIC_HASH: &str = "static_hash";
 /// AIBrix's header for a label selector.
 const AIBRIX_FILTER_HEADER: &str = "external-filter";
 
@@ -91,7 +89,7 @@ fn checked(
     sink: &mut Sink,
 ) -> StrategySpec {
     let given = parameters.map_or(Value::Null, |given| given.value.clone());
-    if name == STATIC_HASH {
+    if is_spelling(name, STATIC_HASH) {
         let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their \
                        endpoint is full";
         let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";

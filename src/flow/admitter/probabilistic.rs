@@ -1,7 +1,7 @@
 //! `probabilistic-admitter`: rejects sheddable requests at random, the more the higher the saturation.
 //!
 //! ```text
-//! p = min(saturation^power · k, 1); saturation as of `utilization-detector`
+//! p = min(saturation^power · k, 1); saturation and `compat` as of `utilization-detector`
 //! ```
 //!
 //! With the defaults it rejects 2 % at a saturation of 0.15, 73 % at 0.3, and all from 0.34 on. It admits requests with
@@ -45,6 +45,7 @@ struct Params {
     kv_cache_util_threshold: f64,
     power: f64,
     k: f64,
+    compat: bool,
 }
 
 impl Default for Params {
@@ -54,6 +55,7 @@ impl Default for Params {
             kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
             power: DEFAULT_POWER,
             k: DEFAULT_K,
+            compat: false,
         }
     }
 }
@@ -67,13 +69,13 @@ struct Probabilistic {
 
 impl Probabilistic {
     fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { queue_depth_threshold, kv_cache_util_threshold, power, k } = params(parameters)?;
+        let Params { queue_depth_threshold, kv_cache_util_threshold, power, k, compat } = params(parameters)?;
         for (name, value) in [("power", power), ("k", k)] {
             if !(value > 0.0 && value.is_finite()) {
                 return Err(ParamError::value(name, value, "more than 0 is allowed"));
             }
         }
-        let thresholds = UtilizationLimits::at(queue_depth_threshold, kv_cache_util_threshold)?;
+        let thresholds = UtilizationLimits::at(queue_depth_threshold, kv_cache_util_threshold, compat)?;
         Ok(Self { utilization: Utilization(thresholds), power, k })
     }
 

@@ -81,6 +81,20 @@ fn probabilistic_sheds_more_at_higher_saturation() {
         let got = shed(saturation, -1);
         assert!((got - expected).abs() < 0.03, "llm-d {saturation}: {got}, not {expected}");
     }
+    // One of eight endpoints has a long queue.
+    let (hot, _tickets) = pool(&[
+        (50, 0.1, 9),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+        (0, 0.0, 0),
+    ]);
+    let admitted = |admitter: &dyn Admitter| (0..500).filter(|draw| admits(admitter, &hot, -1, &none, *draw)).count();
+    assert!(admitted(&*admitter) > 450, "seven are idle");
+    assert_eq!(admitted(&*build("probabilistic-admitter", &json!({"compat": true}))), 0, "llm-d");
     assert!(shed(1.0, 0) == 0.0 && shed(1.0, 5) == 0.0, "only what is sheddable");
     assert!(admits(&*admitter, &pool(&[]).0, -1, &none, 1), "llm-d: no pods");
     for parameters in [json!({"power": 0.0}), json!({"k": -1.0}), json!({"queueDepthThreshold": 0})] {

@@ -181,9 +181,11 @@ fn by_way<S: Copy>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Ways
     Ways { whole: some(&whole), pair }
 }
 
-/// The mean of `figure` over the endpoints.
-fn mean(endpoints: &[&EndpointState], figure: impl Fn(&EndpointState) -> f64) -> f64 {
-    endpoints.iter().map(|e| figure(e)).sum::<f64>() / endpoints.len().max(1) as f64
+/// The mean fullness of the endpoints, where `of` gives that of one: 1 is full. An endpoint counts as full at most: its
+/// queue takes no capacity from the others. With `compat`, as in GIE and llm-d, it counts as it is.
+fn mean(endpoints: &[&EndpointState], compat: bool, of: impl Fn(&EndpointState) -> f64) -> f64 {
+    let most = if compat { f64::INFINITY } else { 1.0 };
+    endpoints.iter().map(|e| of(e).min(most)).sum::<f64>() / endpoints.len().max(1) as f64
 }
 
 #[cfg(test)]

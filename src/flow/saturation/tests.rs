@@ -170,11 +170,11 @@ fn burst_overruns_neither_stage_of_split_pool() {
     near(saturation(&[], &[9, 9], 0), 0.25, "answers are the fuller stage");
     near(saturation(&[], &[9, 9], 3), 0.75, "three more make it prompts");
     near(saturation(&[], &[9, 9], 4), 1.0, "and no fifth has room");
-    near(saturation(&[9, 9], &[9; 7], 1), 1.0, "nor a ninth answer");
+    near(saturation(&[9, 9], &[9; 7], 1), 0.75, "the other decode server has room");
     let dead = |server| Server { ejected: true, ..server };
     let mut without = pool(&[9; 9], &[9, 9]);
     without.push(dead(role("prefill", Server::default())));
-    near(saturation_of_pairs("concurrency-detector", &parameters, without, NONE), 2.25, "one is ejected");
+    near(saturation_of_pairs("concurrency-detector", &parameters, without, NONE), 1.0, "one is ejected");
     let alone = vec![dead(role("prefill", Server::default().awaits(&[9; 9]))), role("decode", Server::default())];
     near(saturation_of_pairs("concurrency-detector", &parameters, alone, NONE), 0.0, "nothing is sent there");
 }
@@ -220,7 +220,8 @@ fn concurrency() {
     for (parameters, pending, expected) in [
         (json!({"maxConcurrency": 4}), NONE, 0.5),
         (json!({"maxConcurrency": 4}), Load { requests: 4, tokens: 9_999 }, 1.0),
-        (json!({"maxConcurrency": 2}), Load { requests: 1, tokens: 0 }, 1.25),
+        (json!({"maxConcurrency": 2}), Load { requests: 1, tokens: 0 }, 1.0),
+        (json!({"maxConcurrency": 2, "compat": true}), Load { requests: 1, tokens: 0 }, 1.25),
         (json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 400}), NONE, 0.5),
         (json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 400}), Load { requests: 1, tokens: 400 }, 1.0),
         (
@@ -263,10 +264,10 @@ fn utilization_corrected_by_requests_since_scrape() {
     let idle = || reports(page(0, 0, 0.0, 0));
     for (row, servers, expected) in [
         ("GIE: (2,.5)", vec![reports(page(2, 0, 0.5, 0))], 0.5556),
-        ("GIE: (10,.1)", vec![reports(page(10, 0, 0.1, 0))], 2.0),
-        ("GIE: (1,.95)", vec![reports(page(1, 0, 0.95, 0))], 1.0556),
+        ("GIE: (10,.1)", vec![reports(page(10, 0, 0.1, 0))], 1.0),
+        ("GIE: (1,.95)", vec![reports(page(1, 0, 0.95, 0))], 1.0),
         ("GIE: (1,.1)(0,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(0, 0, 0.2, 0))], 0.2111),
-        ("GIE: good and (15,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(15, 0, 0.2, 0))], 1.6),
+        ("GIE: good and (15,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(15, 0, 0.2, 0))], 0.6),
         ("nothing reported stalls nothing", vec![Server::default()], 0.0),
         ("a page that is late stalls nothing", vec![late(page(50, 8, 0.99, 0))], 0.0),
         ("what waits for a first token counts then", vec![late(page(0, 0, 0.0, 0)).awaits(&[9, 9, 9])], 0.6),
@@ -291,6 +292,49 @@ fn utilization_corrected_by_requests_since_scrape() {
     ] {
         let error = (utilization::PLUGIN.build)(&parameters).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn one_overloaded_endpoint_does_not_fill_the_others() {
+    let busy = |of: usize, idle: usize| {
+        let full = (0..of).map(|_| reports(page(50, 8, 0.99, 0)).awaits(&[9_000; 58]));
+        full.chain((0..idle).map(|_| reports(page(0, 0, 0.0, 0)))).collect::<Vec<_>>()
+    };
+    let detectors = [
+        ("utilization-detector", json!({"queueDepthThreshold": 5})),
+        ("concurrency-detector", json!({"maxConcurrency": 4})),
+        ("concurrency-detector", json!({"concurrencyMode": "tokens", "maxTokenConcurrency": 1_000})),
+        (
+            "concurrency-detector",
+            json!({"concurrencyMode": "hybrid", "maxConcurrency": 4, "maxTokenConcurrency": 1_000_000}),
+        ),
+    ];
+    for (detector, parameters) in detectors {
+        let row = format!("{detector} {parameters}");
+        near(saturation(detector, &parameters, busy(1, 7), NONE), 1.0 / 8.0, &row);
+        near(saturation(detector, &parameters, busy(7, 1), NONE), 7.0 / 8.0, &row);
+        assert!(saturation(detector, &parameters, busy(8, 0), NONE) >= 1.0, "{row}");
+        // The rule of GIE and llm-d.
+        let mut literal = parameters.clone();
+        literal["compat"] = json!(true);
+        assert!(saturation(detector, &literal, busy(1, 7), NONE) > 1.0, "{row}");
+    }
+    // One endpoint is full by requests, the other one by tokens: neither takes one more.
+    let both = || vec![Server::default().decodes(&[9; 4]), Server::default().awaits(&[1_000])];
+    let hybrid = json!({"concurrencyMode": "hybrid", "maxConcurrency": 4, "maxTokenConcurrency": 1_000});
+    near(saturation("concurrency-detector", &hybrid, both(), NONE), 1.0, "full by either");
+}
+
+#[test]
+fn literal_rules_of_gie_and_llm_d_under_compat() {
+    let parameters = json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.9, "compat": true});
+    for (row, servers, expected) in [
+        ("(10,.1)", vec![reports(page(10, 0, 0.1, 0))], 2.0),
+        ("(1,.95)", vec![reports(page(1, 0, 0.95, 0))], 1.0556),
+        ("good and (15,.2)", vec![reports(page(1, 0, 0.1, 0)), reports(page(15, 0, 0.2, 0))], 1.6),
+    ] {
+        near(saturation("utilization-detector", &parameters, servers, NONE), expected, row);
     }
 }
 

@@ -1,13 +1,14 @@
 //! `utilization-detector`: queue depth and KV cache usage of the endpoints, as scraped and corrected by requests since.
 //!
 //! ```text
-//! saturation = mean over endpoints of max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold)
+//! saturation = mean over endpoints of min(1, max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold))
 //! queue      = the scraped queue depth, plus requests that came and minus those that ended since the scrape;
 //!              without one or with stale metrics: this process's requests without a first token, where
 //!              responses that do not stream count until their prefill is expected to be done
 //! ```
 //!
-//! Two differences from GIE and llm-d. There, an endpoint with metrics older than `metricsStalenessThreshold` counts as
+//! Three differences from GIE and llm-d. There, an endpoint counts beyond 1 too: one of eight with a long queue makes the
+//! pool saturated while seven are idle. `compat: true` restores that. There, an endpoint with metrics older than `metricsStalenessThreshold` counts as
 //! full, so a late scrape stalls the pool; here the ledger replaces them (the threshold is the pool's by default). And
 //! scraped metrics are corrected by the requests since, so that a burst between two scrapes does not overshoot. Its
 //! `headroom` is that of the filter of the same name. When not: the queues of the model servers should stay short; a
@@ -50,7 +51,10 @@ impl Utilization {
     /// The saturation of the pool.
     pub(crate) fn saturation(&self, view: &View<'_>) -> Gauge {
         by_stage(view, |endpoints| StageSaturation {
-            requests: (mean(endpoints, |e| self.of(e, view)), 1.0 / (self.0.queue * endpoints.len() as f64)),
+            requests: (
+                mean(endpoints, self.0.compat, |e| self.of(e, view)),
+                1.0 / (self.0.queue * endpoints.len() as f64),
+            ),
             ..StageSaturation::default()
         })
     }

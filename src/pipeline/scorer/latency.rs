@@ -15,10 +15,11 @@
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
 use attache_scheduling::facts::prediction::{self, HeadroomWeights, PredictedHeadroom, Prefer, Targets};
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params, written};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
 use serde::Deserialize;
+use serde_json::Value;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints that are predicted to meet the request's latency targets.",
     source: "llm-d and GIE `latency-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    build: |value| params::<Params>(value)?.build(value).map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
 /// 0.8 and 0.2, the default of both: users notice the first token most.
@@ -68,10 +69,10 @@ impl Default for Params {
 }
 
 impl Params {
-    fn build(self) -> Result<Latency, ParamError> {
+    fn build(self, given: &Value) -> Result<Latency, ParamError> {
         for (name, weight) in [
-            ("ttftWeight", self.ttft_weight),
-            ("tpotWeight", self.tpot_weight),
+            (written(given, &["ttftWeight", "headroomTTFTWeight"]), self.ttft_weight),
+            (written(given, &["tpotWeight", "headroomTPOTWeight"]), self.tpot_weight),
             ("compositeKVWeight", f64::from(self.kv)),
             ("compositeQueueWeight", f64::from(self.queue)),
             ("compositePrefixWeight", f64::from(self.prefix)),

@@ -176,8 +176,8 @@ impl Pickers {
 impl Member {
     fn new(sender: u64) -> Self {
         let (outgoing, losses) = (Arc::new(Outgoing::default()), Arc::new(Losses::default()));
-        let identity =
-            ReplicaSettings { name: format!("picker-{sender}"), sender, seed: ReplicaSettings::seed_of(CLUSTER_KEY) };
+        let (name, seed) = (format!("picker-{sender}"), ReplicaSettings::seed_of(CLUSTER_KEY));
+        let identity = ReplicaSettings { name, sender, seed, origin: 0 };
         let replica = Arc::new(Replica::new(identity, outgoing.clone(), Arc::default()));
         Self { replica, outgoing, losses, next_tick: Timestamp(0) }
     }

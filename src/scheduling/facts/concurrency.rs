@@ -30,6 +30,7 @@ struct Params {
     max_concurrency: u32,
     max_token_concurrency: u64,
     headroom: f64,
+    compat: bool,
     // Accepted without effect: there is one ledger.
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
@@ -62,6 +63,7 @@ impl Default for Params {
             max_concurrency: DEFAULT_MAX_CONCURRENCY,
             max_token_concurrency: DEFAULT_MAX_TOKEN_CONCURRENCY,
             headroom: 0.0,
+            compat: false,
             _load: None,
         }
     }
@@ -74,6 +76,8 @@ pub struct ConcurrencyLimits {
     pub requests: Option<f64>,
     /// Most uncached prompt tokens per endpoint; `None` for no limit.
     pub tokens: Option<f64>,
+    /// The detector counts load beyond the capacity of an endpoint too.
+    pub compat: bool,
     headroom: f64,
 }
 
@@ -84,7 +88,12 @@ impl ConcurrencyLimits {
     /// A capacity or the headroom is out of range.
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
         let Params {
-            concurrency_mode: mode, max_concurrency: requests, max_token_concurrency: tokens, headroom, ..
+            concurrency_mode: mode,
+            max_concurrency: requests,
+            max_token_concurrency: tokens,
+            headroom,
+            compat,
+            ..
         } = params(parameters)?;
         if requests == 0 {
             return Err(ParamError::value("maxConcurrency", requests, "at least 1 is needed"));
@@ -98,6 +107,7 @@ impl ConcurrencyLimits {
         Ok(Self {
             requests: (mode != ConcurrencyMode::Tokens).then_some(f64::from(requests)),
             tokens: (mode != ConcurrencyMode::Requests).then_some(tokens as f64),
+            compat,
             headroom,
         })
     }

@@ -23,6 +23,7 @@ struct Params {
     kv_cache_util_threshold: f64,
     metrics_staleness_threshold: Option<String>,
     headroom: f64,
+    compat: bool,
 }
 
 impl Default for Params {
@@ -32,6 +33,7 @@ impl Default for Params {
             kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
             metrics_staleness_threshold: None,
             headroom: 0.0,
+            compat: false,
         }
     }
 }
@@ -45,6 +47,8 @@ pub struct UtilizationLimits {
     pub kv: f64,
     /// Age up to which metrics are fresh; `None` for the pool's own limit.
     pub fresh_for: Option<Duration>,
+    /// The detector counts load beyond the limits of an endpoint too.
+    pub compat: bool,
     headroom: f64,
 }
 
@@ -59,6 +63,7 @@ impl UtilizationLimits {
             kv_cache_util_threshold: kv,
             metrics_staleness_threshold: age,
             headroom,
+            compat,
         } = params(parameters)?;
         if !(0.0..f64::INFINITY).contains(&headroom) {
             return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
@@ -70,21 +75,21 @@ impl UtilizationLimits {
         let fresh_for = fresh_for
             .transpose()
             .map_err(|e| ParamError::new(e).named("metricsStalenessThreshold").under("metricsStalenessThreshold"))?;
-        Ok(Self { headroom, fresh_for, ..Self::at(queue, kv)? })
+        Ok(Self { headroom, fresh_for, ..Self::at(queue, kv, compat)? })
     }
 
-    /// Limits with these thresholds, without headroom.
+    /// Limits with these thresholds, without headroom; `compat` as in the field.
     ///
     /// # Errors
     /// A threshold is out of range.
-    pub fn at(queue: u32, kv: f64) -> Result<Self, ParamError> {
+    pub fn at(queue: u32, kv: f64, compat: bool) -> Result<Self, ParamError> {
         if queue == 0 {
             return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
         }
         if !(kv > 0.0 && kv <= 1.0) {
             return Err(ParamError::value("kvCacheUtilThreshold", kv, "above 0 to 1 is allowed"));
         }
-        Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None })
+        Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None, compat })
     }
 
     /// The metrics of an endpoint; `None` if they are stale.

@@ -2,7 +2,7 @@ use super::*;
 use serde_json::json;
 
 fn change(policies: &ModelPolicies, document: &Value) -> Result<ModelPolicy, PolicyError> {
-    policies.change(&Document::read(document)?)
+    policies.change(&Document::read(document)?, 0)
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn change_keeps_omitted_fields_and_zero_is_a_value() {
         change(json!({"model_name": "m", "route_policy": "", "balance_abs_threshold": null, "min_prefix_match": null}));
     assert_eq!(inherits, ModelPolicy::default());
     assert_eq!(policies.all().len(), 1);
-    assert!(policies.remove("m") && !policies.remove("m") && policies.get("m").is_none());
+    assert!(policies.remove("m", 0) && !policies.remove("m", 0) && policies.get("m").is_none());
 }
 
 #[test]
@@ -103,6 +103,6 @@ fn configured_policies_apply_where_the_api_sets_nothing() {
     assert_eq!(policies.of("m").balance_abs_threshold, None, "a reload replaces only its own layer");
     assert_eq!(policies.all()["m"].min_prefix_match, Some(0.1));
     policies.configure(PolicyMap::from([("m".into(), configured)]));
-    assert!(policies.remove("m"));
-    assert_eq!((policies.of("m"), policies.remove("m")), (configured, false));
+    assert!(policies.remove("m", 0));
+    assert_eq!((policies.of("m"), policies.remove("m", 0)), (configured, false));
 }

@@ -75,7 +75,7 @@ fn keys_match_neutrees() {
 fn points_and_keys_are_the_first_16_digits_of_md5() {
     // printf 'pod-0:0' | md5sum; printf 'system:S|user_0:U' | md5sum
     assert_eq!(first_64_bits(Md5::new().chain_update("pod-0:0")), POD_0_0);
-    let strategy = Params::default().build().unwrap();
+    let strategy = Params::default().build(&Value::Null).unwrap();
     assert_eq!(strategy.key(&chat(&[("system", "S"), ("user", "U")]), None), Some(SYSTEM_USER));
 }
 
@@ -258,8 +258,14 @@ fn parameters_are_checked() {
         (r#"{"virtualNodes": 5000}"#, "1 to 4096"),
         (r#"{"loadFactor": 0.9}"#, "1 or more"),
         (r#"{"margin": -1}"#, "0 or more"),
-        (r#"{"virtual_nodes": 0}"#, "1 to 4096"),
-        (r#"{"virtual_nodes": 3, "virtualNodes": 3}"#, "duplicate"),
+        (r#"{"virtual_nodes": 0}"#, "`virtual_nodes` is 0; 1 to 4096"),
+        (r#"{"virtual_nodes_per_replica": 0}"#, "`virtual_nodes_per_replica` is 0; 1 to 4096"),
+        (r#"{"virtualNodesPerReplica": 5000}"#, "`virtualNodesPerReplica` is 5000"),
+        (r#"{"load_factor": 0.5}"#, "`load_factor` is 0.5; 1 or more"),
+        (r#"{"virtual_nodes_per_replica": "many"}"#, "`virtual_nodes_per_replica` must be a whole number"),
+        (r#"{"load_factor": "high"}"#, "`load_factor` must be a number"),
+        (r#"{"max_user_messages_for_cache": -1}"#, "`max_user_messages_for_cache` must be a whole number"),
+        (r#"{"virtual_nodes": 3, "virtualNodes": 3}"#, "another name of `virtualNodes`, and both are given"),
         (r#"{"nodes": 3}"#, "nodes"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap(), &Registry::default()).unwrap_err();
@@ -296,7 +302,7 @@ fn payload_without_messages_is_the_key_in_compat() {
     let bare = Prompt { pieces: vec![Piece::Text("once upon".into())], count: 1, ..Prompt::default() };
     let keys = |parameters: &str, payloads: [&str; 2]| {
         let value: Value = serde_json::from_str(parameters).unwrap();
-        let strategy = params_of(&value, false).unwrap().build().unwrap();
+        let strategy = params_of(&value, false).unwrap().build(&value).unwrap();
         let [a, b] = payloads.map(|payload| strategy.key(&bare, Some(payload.as_bytes())));
         a == b
     };

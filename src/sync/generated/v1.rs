@@ -43,7 +43,7 @@ pub struct Batch {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Event {
-    #[prost(oneof = "event::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "event::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub kind: ::core::option::Option<event::Kind>,
 }
 /// Nested message and enum types in `Event`.
@@ -72,6 +72,8 @@ pub mod event {
         Stored(super::Stored),
         #[prost(message, tag = "11")]
         Served(super::Served),
+        #[prost(message, tag = "12")]
+        Policy(super::Policy),
     }
 }
 /// A request was routed to an endpoint, and is in flight until `Ended`.
@@ -273,6 +275,29 @@ pub struct Served {
     #[prost(uint32, tag = "5")]
     pub completion_tokens: u32,
 }
+/// The admin API of a picker has changed the policy of a model. Every picker keeps the last change of each model, and
+/// sends those of all pickers to a peer that asks.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Policy {
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    /// Unix time of the change in milliseconds, but above all numbers that its picker knew. Of two changes the greater one
+    /// counts; of two with one number, the one with the greater fields, in their order. One that is ahead of the receiver's
+    /// clock by more than an hour is refused.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// The changed policy was removed; the fields below are absent.
+    #[prost(bool, tag = "3")]
+    pub removed: bool,
+    #[prost(enumeration = "RoutePolicy", tag = "4")]
+    pub route_policy: i32,
+    #[prost(uint32, optional, tag = "5")]
+    pub balance_abs_threshold: ::core::option::Option<u32>,
+    #[prost(double, optional, tag = "6")]
+    pub balance_rel_threshold: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "7")]
+    pub min_prefix_match: ::core::option::Option<f64>,
+}
 /// An endpoint stores a response, which later requests can continue (`previous_response_id`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Stored {
@@ -323,6 +348,9 @@ pub struct Heartbeat {
     /// failure.
     #[prost(fixed64, repeated, tag = "6")]
     pub ejected: ::prost::alloc::vec::Vec<u64>,
+    /// XOR of the digests of the last change of each model's policy; 0 without changes.
+    #[prost(fixed64, tag = "7")]
+    pub policies: u64,
 }
 /// Asks the receiver for what the sender missed.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -339,6 +367,9 @@ pub struct Resend {
     /// Asks for all `Diverted` and `Consumed` in a batch with number 0.
     #[prost(bool, tag = "4")]
     pub pressure: bool,
+    /// Asks for the last `Policy` of each model in a batch with number 0.
+    #[prost(bool, tag = "5")]
+    pub policies: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Range {
@@ -446,4 +477,33 @@ pub struct SnapshotRun {
     pub holder_blocks: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "8")]
     pub holder_ages_ms: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RoutePolicy {
+    Unset = 0,
+    RoundRobin = 1,
+    PrefixCache = 2,
+}
+impl RoutePolicy {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unset => "ROUTE_POLICY_UNSET",
+            Self::RoundRobin => "ROUTE_POLICY_ROUND_ROBIN",
+            Self::PrefixCache => "ROUTE_POLICY_PREFIX_CACHE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ROUTE_POLICY_UNSET" => Some(Self::Unset),
+            "ROUTE_POLICY_ROUND_ROBIN" => Some(Self::RoundRobin),
+            "ROUTE_POLICY_PREFIX_CACHE" => Some(Self::PrefixCache),
+            _ => None,
+        }
+    }
 }

@@ -11,7 +11,8 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prefix::key::BlockKey;
 use attache_scheduling::digest::Digest;
 use attache_scheduling::plugin::UserCharge;
-use attache_scheduling::{Booking, Order};
+use attache_scheduling::policy::Document;
+use attache_scheduling::{Booking, ModelPolicies, ModelPolicy, Order};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
@@ -85,6 +86,7 @@ pub(super) struct Member {
     pub(super) records: Arc<Records>,
     pub(super) responses: Arc<Responses>,
     pub(super) pressure: Arc<SharedPressure>,
+    pub(super) policies: Arc<ModelPolicies>,
     pub(super) replica: Arc<Replica>,
     pub(super) store: Arc<SnapshotStore>,
     pub(super) cache: Arc<PrefixCache>,
@@ -165,11 +167,13 @@ impl Cluster {
         let (store, losses, sent) = (Arc::new(SnapshotStore::default()), Arc::new(Losses::default()), Arc::default());
         store.publish(snapshot);
         let (records, responses, pressure) = (Arc::default(), Arc::<Responses>::default(), Arc::default());
-        let settings = ReplicaSettings { name, sender: self.next_sender, seed: 7 };
+        let settings = ReplicaSettings { name, sender: self.next_sender, seed: 7, origin: 0 };
         let replica = Replica::new(settings, Arc::clone(&sent) as Arc<dyn Outbox>, Arc::clone(&pressure));
         replica.set_responses(responses.clone());
+        let policies: Arc<ModelPolicies> = Arc::default();
+        replica.set_policies(policies.clone());
         let replica = Arc::new(replica);
-        let member = Member { records, responses, pressure, replica, store, cache, losses, sent };
+        let member = Member { records, responses, pressure, policies, replica, store, cache, losses, sent };
         member.replica.set_pools(vec![member.view("pool")]);
         member
     }
@@ -277,6 +281,26 @@ impl Cluster {
     pub(super) fn pressures(&self) -> Vec<u64> {
         let sum = |member: &Member| member.pressure.list(self.now).iter().map(|row| row.all).sum();
         self.members.iter().map(sum).collect()
+    }
+
+    /// A change by the admin API of a picker.
+    pub(super) fn change_policy(&self, picker: usize, document: &serde_json::Value) {
+        let (member, document) = (&self.members[picker], Document::read(document).unwrap());
+        member.policies.change(&document, member.replica.unix_ms(self.now)).unwrap();
+        member.replica.policy_changed(&document.model, self.now);
+    }
+
+    /// Removal of a model's policy by the admin API of a picker.
+    pub(super) fn remove_policy(&self, picker: usize, model: &str) {
+        let member = &self.members[picker];
+        assert!(member.policies.remove(model, member.replica.unix_ms(self.now)));
+        member.replica.policy_changed(model, self.now);
+    }
+
+    /// All policies of each picker.
+    pub(super) fn policies(&self) -> Vec<Vec<(String, ModelPolicy)>> {
+        let all = |member: &Member| member.policies.all().iter().map(|(m, policy)| (m.to_string(), *policy)).collect();
+        self.members.iter().map(all).collect()
     }
 
     /// Blocks of a prompt that each picker expects on each endpoint.

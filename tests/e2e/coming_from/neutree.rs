@@ -52,7 +52,7 @@ rows! { NAMES;
                 assert_eq!(pool.pick(&chat("stay")).await, first);
             }
         }
-    roundrobin: "`roundrobin`", "replicas in rotation; in the static-nodes mode the code runs `pow2` under this name",
+    roundrobin: "`roundrobin`, `round_robin`, `RoundRobin`", "replicas in rotation; in the static-nodes mode the code runs `pow2` under this name",
         Differs { default: "`round-robin`: in rotation, as documented", exact: "`pow2`" } => {
             let pool = Pool::with(3, "", "  strategy: roundrobin\n", &[]).await;
             let mut turns = Vec::new();
@@ -61,6 +61,16 @@ rows! { NAMES;
             }
             assert_eq!(turns[..3], turns[3..]);
             assert_eq!(turns.iter().collect::<BTreeSet<_>>().len(), 3);
+            for spelling in ["round_robin", "RoundRobin"] {
+                let (good, said) = check("", &format!("  strategy: {spelling}\n"), &[]).await;
+                assert!(good && !said.contains("W3"), "{said}");
+            }
+        }
+    leastconn: "`leastconn`", "the label of the router in the Kubernetes mode; what it does is not published",
+        Differs { default: "`least-request`: the endpoint with the fewest requests", exact: "none" } => {
+            let (good, said) = check("", "  strategy: leastconn\n", &[]).await;
+            assert!(good && !said.contains("W3"), "{said}");
+            assert_eq!(Fleet::of("leastconn", "{}").ask(&chat("a"), &[5, 1, 3]).endpoint, 1);
         }
     pow2: "`pow2`", "the less loaded of two replicas that are drawn",
         Same => {
@@ -116,8 +126,19 @@ rows! { NAMES;
         }
     unknown_name: "an unknown name", "`pow2`",
         Differs { default: "an error that lists the strategies", exact: "`pow2`" } => {
-            let (good, said) = check("", "  strategy: leastconn\n", &[]).await;
-            assert!(!good && said.contains("leastconn") && said.contains("consistent-hash"), "{said}");
+            let (good, said) = check("", "  strategy: weighted_random\n", &[]).await;
+            assert!(!good && said.contains("weighted_random") && said.contains("consistent-hash"), "{said}");
+        }
+    wrong_value: "a parameter out of its bounds", "not checked",
+        Differs { default: "an error that names the parameter as it is written", exact: "none" } => {
+            for (parameter, says) in [
+                ("virtual_nodes_per_replica: 0", "`virtual_nodes_per_replica` is 0; 1 to 4096 is allowed"),
+                ("load_factor: 0.5", "`load_factor` is 0.5; 1 or more is allowed"),
+            ] {
+                let more = format!("  strategy: {{name: consistent_hash, parameters: {{{parameter}}}}}\n");
+                let (good, said) = check("", &more, &[]).await;
+                assert!(!good && said.contains(says), "{said}");
+            }
         }
 }
 

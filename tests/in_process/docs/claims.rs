@@ -11,11 +11,9 @@ const DENIALS: [&str; 7] =
 /// What pickers share state by. A sentence that names it says under which condition its denial holds.
 const NAMES: [&str; 3] = ["sync", "different prefixes", "keys or prefixes"];
 /// Denials that are true.
-const TRUE: [&str; 2] = [
+const TRUE: [&str; 1] = [
     // Crates, and not pickers.
     "use the picker's crates, so that both can't share a mistake",
-    // `PUT /api/…` of one picker; each has a layer of its own.
-    "the api's layer survives reloads but not restarts, and is not shared with other replicas",
 ];
 
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {

@@ -49,7 +49,7 @@ fn operator_disables_affinity_of_one_model_at_runtime() {
     assert_eq!(ask(&world, "a").1, home);
     let change = |policy| {
         let document = serde_json::json!({"model_name": "m", "route_policy": policy});
-        world.processor.picker.policies.change(&Document::read(&document)?)
+        world.processor.picker.policies.change(&Document::read(&document)?, 0)
     };
     change("round_robin").unwrap();
     let (running, turns): (Vec<_>, std::collections::BTreeSet<_>) = (0..3).map(|_| ask(&world, "a")).unzip();

@@ -28,7 +28,10 @@ fn full(servers: usize) -> (World, Arc<Counting>) {
     let counting = Arc::new(Counting { detector: flow.detector.clone(), looks: AtomicU32::new(0) });
     let setup = setup(PoolFlow { detector: counting.clone(), ..flow });
     let servers = vec![(0, 0.1, &[] as &'static [&'static str]); servers];
-    (Setup { servers, stale_after: Duration::from_secs(3_600), ..setup }.build(), counting)
+    // Each request goes to an idle endpoint.
+    let (strategy, parameters) = ("least-request", serde_json::Value::Null);
+    let stale_after = Duration::from_secs(3_600);
+    (Setup { servers, strategy, parameters, stale_after, ..setup }.build(), counting)
 }
 
 #[tokio::test]

@@ -87,8 +87,8 @@ rows! { ROWS;
         }
     persistence: "where policies are kept", "in the database, which all frontends share",
         Differs {
-            default: "`modelPolicies` of the configuration file, read at every start and reload; what the API changes is kept in the \
-                      process until it ends, and other pickers do not see it",
+            default: "`modelPolicies` of the configuration file, read at every start and reload; what the API changes reaches all \
+                      pickers that share state by `sync`, and is kept until the last of them ends",
             exact: "write policies into the file, which all pickers read",
         } => {
             let top = "modelPolicies: [{model: m, minPrefixMatch: 0.5, balanceAbsThreshold: 4}]\n";
