@@ -13,6 +13,7 @@
 pub mod aibrix_env;
 pub mod defaults;
 mod dump;
+mod embedded;
 mod endpoint_picker;
 pub mod localai_env;
 pub mod overrides;
@@ -88,7 +89,7 @@ pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagno
     let mut sink = decode::Sink::default();
     let file = match &sources.text {
         None => Some(schema::File::default()),
-        Some(text) => match document::parse(&text.bytes, &mut sink.diagnostics) {
+        Some(text) => match embedded::root(&text.bytes, &mut sink) {
             Ok(root) => schema::File::read(&root, &sources.registry, &mut sink),
             Err(diagnostic) => {
                 sink.push(diagnostic);

@@ -3,9 +3,9 @@
 
 use super::decode::Sink;
 use super::diagnostic::{At, Code, Diagnostic};
-use super::document::{self, Value};
+use super::document::Value;
 use super::settings::PoolSettings;
-use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
+use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, embedded, load};
 
 /// Sections that apply to the process as a whole.
 const OF_PROCESS: [&str; 7] = ["server", "telemetry", "exchange", "limits", "redis", "sync", "modelPolicies"];
@@ -49,7 +49,7 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
 
 /// Warnings about sections that apply to the process.
 fn of_process(text: &ConfigText) -> Vec<Diagnostic> {
-    let root = document::parse(&text.bytes, &mut Sink::default().diagnostics).ok();
+    let root = embedded::root(&text.bytes, &mut Sink::default()).ok();
     let Some(Value::Map(entries)) = root.map(|root| root.value) else { return Vec::new() };
     let keys = entries.into_iter().map(|(key, _)| key).filter(|key| OF_PROCESS.contains(&key.value.as_str()));
     let told = |At { value: key, span }| {

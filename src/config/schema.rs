@@ -80,17 +80,22 @@ fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, 
             _ => None,
         }
     }
+    let other = endpoint_picker::KIND;
+    let versions = format!("`{API_VERSION}` for `{KIND}`, or {} for `{other}`", endpoint_picker::versions());
     let mut good = true;
-    for (key, node, want) in [("apiVersion", version, API_VERSION), ("kind", kind, KIND)] {
+    for (key, node, want, allowed) in [
+        ("apiVersion", version, API_VERSION, versions),
+        ("kind", kind, KIND, format!("`{KIND}`, or `{other}` of llm-d and GIE")),
+    ] {
         if text(node) == Some(want) {
             continue;
         }
         good = false;
         let got = node.map_or_else(|| "it is missing".to_owned(), |n| format!("got {}", n.value.describe()));
         sink.push(
-            Diagnostic::new(Code::Version, key, format!("`{key}` must be `{want}`, {got}"))
+            Diagnostic::new(Code::Version, key, format!("`{key}` must be {allowed}; {got}"))
                 .at(node.map_or(fields.span, |n| n.span))
-                .help(format!("write `{key}: {want}`")),
+                .help(format!("write `{key}: {want}` in Attaché's own file")),
         );
     }
     good

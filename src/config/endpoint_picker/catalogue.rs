@@ -1,4 +1,4 @@
-//! All plugin types of GIE (to v1.5) and llm-d (to v0.10), and how each is handled. Extend this
+//! All plugin types of GIE (to v1.5) and llm-d (to v1), and how each is handled. Extend this
 //! list to support another type.
 
 use super::super::defaults::BY_SYNC;
@@ -37,7 +37,7 @@ pub(super) enum Slot {
     Extractor,
     /// `dataLayer.discovery`
     Discovery,
-    /// `dataLayer.crossReplicaSyncerPluginRef`
+    /// `dataLayer.crossReplica.syncerPluginRef`
     Syncer,
     /// `requestHandler.parsers`
     Parser,
@@ -112,6 +112,13 @@ const EVICTION: &str = "sheddable requests are evicted in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions \
                         serve; in Attaché's own file `disaggregation.together` names the labels";
+const RESERVED: &str = "each decision counts on its endpoint at once, until the request ends; with `sync` it counts for \
+                        the other pickers too";
+const SESSIONS: &str = "turns and times of sessions are not recorded; `session-affinity-filter` or \
+                        `session-affinity-scorer` keeps a session on its server, and `program-aware-fairness` orders \
+                        sessions that wait";
+const RETENTION: &str = "servers are not told how long to keep blocks, so their own rule decides; requests of a session \
+                         go to the server that has its blocks by `prefix-cache-scorer` or a session affinity";
 /// A parser: the request's path decides which one reads a body.
 const BY_PATH: PluginHandling = PluginHandling::BuiltIn("", &[]);
 const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the \
@@ -215,6 +222,8 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         fate: PluginHandling::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]),
     },
     other("disaggregatedset-rollout-screener", &[], PluginHandling::Idle(TOGETHER, None)),
+    other("disaggregatedset-rollout-pod-extractor", &[Slot::Extractor], PluginHandling::Idle(TOGETHER, None)),
+    other("reserve-endpoint", &[], PluginHandling::Idle(RESERVED, None)),
     other("prefix-based-pd-decider", &[], PluginHandling::PartAnd(mapping::one_index)),
     other("dp-rank-header-handler", &[], PluginHandling::Settings(mapping::choose_rank)),
     other("p2p-source-producer", &[], PluginHandling::Settings(mapping::p2p_source)),
@@ -230,7 +239,13 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         &[],
         PluginHandling::BuiltIn(
             "requests and prompt tokens in flight are counted as they are",
-            &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"],
+            &[
+                "addEstimatedOutputTokens",
+                "outputRatio",
+                "maxEstimatedOutputTokens",
+                "prefixMatchInfoProducerName",
+                "syncCrossReplicaState",
+            ],
         ),
     ),
     other("precise-prefix-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::precise_prefix)),
@@ -240,6 +255,11 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         &[],
         PluginHandling::BuiltIn("the plugin that uses sessions names the header", &["headerName", "cookieName"]),
     ),
+    other("session-state-producer", &[], PluginHandling::Idle(SESSIONS, None)),
+    other("session-manager", &[], PluginHandling::Idle(SESSIONS, None)),
+    other("session-interturn-latency-producer", &[], PluginHandling::Idle(RETENTION, None)),
+    other("kv-cache-hint-v2", &[], PluginHandling::Idle(RETENTION, None)),
+    other("kv-cache-retention", &[], PluginHandling::Idle(RETENTION, None)),
     PluginEntry {
         name: "token-producer",
         aliases: &["tokenizer"],
@@ -275,6 +295,12 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         PluginHandling::Idle("the pool's own objects in Kubernetes are watched without it", None),
     ),
     other("local-syncer", &[Slot::Syncer], PluginHandling::Idle(BY_SYNC, None)),
+    PluginEntry {
+        name: "redis-syncer",
+        aliases: &["redis-state-store"],
+        slots: &[Slot::Syncer],
+        fate: PluginHandling::Idle(BY_SYNC, None),
+    },
     other("dcgm-data-source", &[Slot::Source], PluginHandling::Idle(DCGM, None)),
     other("dcgm-extractor", &[Slot::Extractor], PluginHandling::Idle(DCGM, None)),
     other("file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::file_discovery)),

@@ -30,10 +30,10 @@ use mapping::Mapped;
 use plugins::Plugins;
 
 /// Kind of the document.
-const KIND: &str = "EndpointPickerConfig";
-/// Supported versions: those of both projects, and a group in some of GIE's documentation.
+pub(super) const KIND: &str = "EndpointPickerConfig";
+/// Supported versions: those of both projects, the present one first, and a group in some of GIE's documentation.
 const API_VERSIONS: &[&str] =
-    &["inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1", "config.x-k8s.io/v1alpha1"];
+    &["llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1", "config.x-k8s.io/v1alpha1"];
 /// The strategy of such a file.
 const PIPELINE: &str = "pipeline";
 
@@ -79,10 +79,18 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
         Some(value) => format!("got {}", value.describe()),
         None => "it is missing".to_owned(),
     };
-    let [first, second, ..] = API_VERSIONS else { return false };
-    let message = format!("`apiVersion` of an {KIND} must be `{first}` or `{second}`, {got}");
+    let message = format!("`apiVersion` of an {KIND} must be {}, {got}", versions());
     sink.push(Diagnostic::new(Code::Version, "apiVersion", message).at(node.map_or(f.span, |n| n.span)));
     false
+}
+
+/// The supported versions, for messages.
+pub(super) fn versions() -> String {
+    let quoted: Vec<String> = API_VERSIONS.iter().map(|version| format!("`{version}`")).collect();
+    match quoted.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => quoted.join(", "),
+    }
 }
 
 /// The configuration with one pool.

@@ -127,11 +127,21 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
             mapped.endpoints.engine = Some(At { value: Engine::None, span: f.span });
         }
         section(f, "discovery", sink, |f, sink| discovery(f, plugins, mapped, sink));
-        ignored(f, &["peerDiscovery", "crossReplicaSyncInterval"], BY_SYNC, sink);
-        if let Some(at) = f.get::<String>("crossReplicaSyncerPluginRef", sink) {
-            plugins.in_slot(&at, Slot::Syncer, &f.path_of("crossReplicaSyncerPluginRef"), sink);
-        }
+        ignored(f, &["peerDiscovery", "crossReplicaSyncInterval", "crossReplicaPublishTimeout"], BY_SYNC, sink);
+        syncer(f, "crossReplicaSyncerPluginRef", plugins, sink);
+        // The names of llm-d v1.
+        section(f, "crossReplica", sink, |f, sink| {
+            ignored(f, &["syncInterval", "publishTimeout"], BY_SYNC, sink);
+            syncer(f, "syncerPluginRef", plugins, sink);
+        });
     });
+}
+
+/// Checks the reference to the plugin that shares state; its declaration is warned of.
+fn syncer(f: &mut Fields<'_>, key: &'static str, plugins: &Plugins, sink: &mut Sink) {
+    if let Some(at) = f.get::<String>(key, sink) {
+        plugins.in_slot(&at, Slot::Syncer, &f.path_of(key), sink);
+    }
 }
 
 /// Reads `discovery`: before llm-d v1 the reference was in the section itself.

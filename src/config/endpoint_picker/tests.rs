@@ -393,6 +393,56 @@ fn prefill_or_encode_profile_means_sidecars() {
 }
 
 #[test]
+fn settings_for_sharing_state_and_sessions_are_named_with_what_is_done_instead() {
+    let plugins = "plugins:\n- type: queue-scorer\n- {name: s, type: SYNCER, parameters: {address: 'redis:6379', stateTTL: 2s}}\n";
+    for (syncer, layer, wanted) in [
+        ("local-syncer", "{crossReplicaSyncerPluginRef: s, crossReplicaSyncInterval: 100ms}", 2),
+        ("local-syncer", "{crossReplicaSyncerPluginRef: s, crossReplicaPublishTimeout: 1s}", 2),
+        ("local-syncer", "{crossReplica: {syncerPluginRef: s, syncInterval: 100ms, publishTimeout: 50ms}}", 3),
+        ("redis-syncer", "{crossReplica: {syncerPluginRef: s}}", 1),
+        ("redis-state-store", "{crossReplica: {}}", 1),
+    ] {
+        let text = format!("{}dataLayer: {layer}\n", plugins.replace("SYNCER", syncer));
+        let (_, told) = body(&text);
+        assert_eq!(told.len(), wanted, "{}", show(&text, &told));
+        let names_sync = |d: &Diagnostic| d.code == Code::NoEffect && d.message.contains("sync.nats.servers");
+        assert!(told.iter().all(names_sync), "{}", show(&text, &told));
+    }
+    for (layer, code, says) in [
+        ("{crossReplica: {syncerPluginRef: nobody}}", Code::UndefinedReference, "nobody"),
+        ("{crossReplica: {syncerPluginRef: queue-scorer}}", Code::WrongPlugin, "no cross-replica syncer"),
+        ("{crossReplica: {interval: 1s}}", Code::UnknownKey, "unknown field `interval`"),
+        ("{crossReplicas: {}}", Code::UnknownKey, "did you mean `crossReplica`?"),
+    ] {
+        let text = format!("plugins: [{{type: queue-scorer}}]\ndataLayer: {layer}\n");
+        let (_, told) = body(&text);
+        let shown = show(&text, &told);
+        assert!(told.iter().any(|d| d.code == code) && shown.contains(says), "{shown}");
+    }
+    let (_, told) = body("plugins: [{type: inflight-load-producer, parameters: {syncCrossReplicaState: false}}]");
+    assert_eq!(told.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect]);
+    for (kind, instead) in [
+        ("reserve-endpoint", "counts on its endpoint at once"),
+        ("kv-cache-hint-v2", "their own rule decides"),
+        ("kv-cache-retention", "their own rule decides"),
+        ("session-interturn-latency-producer", "their own rule decides"),
+        ("session-state-producer", "`session-affinity-filter`"),
+        ("session-manager", "`session-affinity-filter`"),
+        ("disaggregatedset-rollout-pod-extractor", "disaggregation.together"),
+    ] {
+        // Also where a profile lists it.
+        let text = format!(
+            "plugins:\n- type: queue-scorer\n- {{name: p, type: {kind}, parameters: {{any: [1, 2]}}}}\n\
+             schedulingProfiles: [{{name: d, plugins: [{{pluginRef: queue-scorer}}, {{pluginRef: p}}]}}]\n"
+        );
+        let (file, told) = body(&text);
+        let shown = show(&text, &told);
+        assert!(file.is_some() && matches!(&told[..], [one] if one.code == Code::NoEffect), "{shown}");
+        assert!(told[0].message.contains(kind) && told[0].message.contains(instead), "{shown}");
+    }
+}
+
+#[test]
 fn p2p_source_producer_names_endpoint_with_longer_prefix() {
     let read = |text: &str| full(&format!("{HEAD}{text}"), one_endpoint());
     let of = |text: &str| {
