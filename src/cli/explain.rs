@@ -247,6 +247,31 @@ fn list(v: &Value) -> Vec<Value> {
     v.as_array().cloned().unwrap_or_default()
 }
 
+/// The lines about what was not chosen: the runner-up, and in pools that split requests the pair beside the whole
+/// request, with the costs that decided.
+fn alternatives(choice: &Value, line: &mut impl FnMut(&str, String)) {
+    if let Some(runner_up) = choice["runner_up"].as_str() {
+        line("runner-up", runner_up.to_owned());
+    }
+    let pair = &choice["pair"];
+    if !pair.is_object() {
+        return;
+    }
+    let costs = &pair["costs"];
+    let cost = |of: &Value| of.as_f64().map(|cost| format!("{cost:.3} {}", text(&costs["unit"])));
+    let with = |of: &str, name: &str| {
+        cost(&costs[of]).map_or_else(|| text(&pair[name]), |c| format!("{} {c}", text(&pair[name])))
+    };
+    let sum = match (cost(&costs["transfer"]), cost(&costs["pair"])) {
+        (Some(transfer), Some(pair)) => format!(" + transfer {transfer} = {pair}"),
+        _ => String::new(),
+    };
+    line("pair", format!("prefill on {} + decode on {}{sum}", with("prefill", "prefill"), with("decode", "decode")));
+    line("whole", with("whole", "whole"));
+    let outcome = if pair["is_split"] == true { "split" } else { "not split" };
+    line("decided", format!("{outcome}, by {}", text(&pair["decided_by"])));
+}
+
 /// Prints the explanation as text.
 fn show(e: &Value, all_blocks: bool) -> String {
     let blocks = list(&e["blocks"]);
@@ -280,6 +305,7 @@ fn show(e: &Value, all_blocks: bool) -> String {
             text(&e["reason"])
         ),
     );
+    alternatives(e, &mut line);
     if let Some(profile) = e["profile"].as_str() {
         line("profile", profile.to_owned());
     }

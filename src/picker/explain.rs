@@ -51,6 +51,12 @@ pub struct Explanation {
     pub prefill: Vec<String>,
     /// Encode workers for images and audio; empty if the prefill endpoint would encode them itself.
     pub encode: Vec<String>,
+    /// The best endpoint that is not among `picks`, if the strategy gives scores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner_up: Option<String>,
+    /// The pair that is compared with the whole request, with the costs that decide.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pair: Option<serde_json::Value>,
     /// Why the endpoints would be chosen, or why the request would be rejected.
     pub reason: String,
     /// Name of the strategy.
@@ -263,6 +269,8 @@ impl<'a> Explainer<'a> {
             picks: decision.map(|d| addresses(&d.picks)).unwrap_or_default(),
             prefill: split.map(|s| addresses(&s.prefill)).unwrap_or_default(),
             encode: decision.map(|d| addresses(&d.encode)).unwrap_or_default(),
+            runner_up: decision.and_then(|d| d.runner_up.as_ref()).map(|e| e.authority.to_string()),
+            pair: decision.and_then(|d| d.compared.as_ref()).map(|pair| pair.to_json()),
             reason,
             strategy: deciding.chosen.choice.name.to_string(),
             profile: deciding.chosen.profile.as_ref().map(ToString::to_string),

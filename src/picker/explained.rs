@@ -88,9 +88,12 @@ pub struct StrategyChoice {
     /// The servers that encode its images and audio.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub encode: Vec<String>,
-    /// The candidate whose score is closest to that of the choice, if the strategy gives scores.
+    /// The best endpoint that is not among `picks`, if the strategy gives scores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner_up: Option<String>,
+    /// The pair that was compared with the whole request, with the costs that decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pair: Option<Value>,
     /// Why the first endpoint is chosen, or why the request is rejected.
     pub reason: String,
     /// Score of each part of the strategy for each endpoint.
@@ -107,7 +110,8 @@ impl StrategyChoice {
             picks: authorities(&decision.picks),
             prefill: decision.split.as_ref().map(|split| authorities(&split.prefill)).unwrap_or_default(),
             encode: authorities(&decision.encode),
-            runner_up: runner_up(decision),
+            runner_up: decision.runner_up.as_ref().map(|endpoint| endpoint.authority.to_string()),
+            pair: decision.compared.as_ref().map(|pair| pair.to_json()),
             reason: decision.reason.to_owned(),
             parts: decision.parts_json(),
         }
@@ -119,15 +123,6 @@ impl StrategyChoice {
         let reason = format!("{}: {}", error.reason.code(), error.message);
         Self { reason, parts: json!([]), ..Self::default() }
     }
-}
-
-/// The candidate whose score is closest to that of the choice.
-fn runner_up(decision: &Decision) -> Option<String> {
-    let (scores, first) = (decision.scores(), decision.picks.first()?);
-    let (_, best) = scores.iter().find(|(endpoint, _)| endpoint.id == first.id)?;
-    let others = scores.iter().filter(|(endpoint, _)| endpoint.id != first.id);
-    let closest = others.min_by(|(_, a), (_, b)| (a - best).abs().total_cmp(&(b - best).abs()));
-    closest.map(|(endpoint, _)| endpoint.authority.to_string())
 }
 
 /// A decision with its explanation.

@@ -59,21 +59,24 @@ pub enum RecordError {
     Format(String),
 }
 
-/// A decision that differs from the recorded one.
+/// A decision that differs from the recorded one in an endpoint that the request used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The line of the recording.
     pub line: u64,
     /// The request's number in it.
     pub request: u64,
-    /// The endpoints (`ip:port`) that the live picker chose, best first; empty if it rejected the request.
+    /// The endpoints (`ip:port`) that the request used: that of the live picker, and its fallbacks after failures.
+    /// Empty if it rejected the request.
     pub recorded: Vec<String>,
     /// Reason of the recorded decision, as strategies name it.
     pub recorded_reason: String,
-    /// The endpoints that the replay chose, best first; empty if it rejected the request.
+    /// As many endpoints that the replay chose; empty if it rejected the request.
     pub replayed: Vec<String>,
     /// Reason of the replayed decision.
     pub replayed_reason: String,
+    /// The replay's choice depends on random numbers: on a tie, or the strategy chooses at random.
+    pub by_chance: bool,
 }
 
 /// Number of requests with one endpoint as the first pick.
@@ -94,8 +97,11 @@ pub struct Summary {
     pub lines: u64,
     /// Decisions of strategies, rejections included.
     pub decisions: u64,
-    /// Decisions with the recorded endpoints in the recorded order.
+    /// Decisions with the recorded endpoints, as far as the request used them: the first one, the first prefill server,
+    /// the encode servers, and fallbacks that Envoy used after failures. The order of unused fallbacks has no effect.
     pub equal: u64,
+    /// Decisions that differ and depend on random numbers: on a tie, or the strategy chooses at random.
+    pub by_chance: u64,
     /// Requests whose endpoint no strategy chose, because a stored response or a test header named it. The replay
     /// keeps it.
     pub preset: u64,
@@ -116,6 +122,13 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Lists a decision that differs, if there is space.
+    fn differs(&mut self, difference: impl FnOnce() -> Difference) {
+        if self.differences.len() < MAX_DIFFERENCES {
+            self.differences.push(difference());
+        }
+    }
+
     /// Whether every decision equals the recorded one.
     #[must_use]
     pub fn is_exact(&self) -> bool {
@@ -128,7 +141,12 @@ impl fmt::Display for Summary {
         let percent = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
         writeln!(f, "{} lines, recorded by attache {}", self.lines, self.version)?;
         let Self { decisions, equal, .. } = self;
-        writeln!(f, "{equal} of {decisions} decisions are equal ({:.2} %)", percent(*equal, *decisions))?;
+        let used = "the endpoints that requests used are compared";
+        writeln!(f, "{equal} of {decisions} decisions are equal ({:.2} %); {used}", percent(*equal, *decisions))?;
+        if self.by_chance > 0 {
+            let all = decisions - equal;
+            writeln!(f, "{} of the other {all} depend on random numbers: ties, or a random choice", self.by_chance)?;
+        }
         if self.preset > 0 {
             writeln!(f, "{} requests had a destination that no strategy chose; it is kept", self.preset)?;
         }
@@ -142,8 +160,12 @@ impl fmt::Display for Summary {
             let (then, now) = (d.recorded.join(","), d.replayed.join(","));
             writeln!(
                 f,
-                "line {}, request {}: [{then}] ({}) when recorded, [{now}] ({}) now",
-                d.line, d.request, d.recorded_reason, d.replayed_reason
+                "line {}, request {}: [{then}] ({}) when recorded, [{now}] ({}) now{}",
+                d.line,
+                d.request,
+                d.recorded_reason,
+                d.replayed_reason,
+                if d.by_chance { ", by chance" } else { "" }
             )?;
         }
         let listed = self.differences.len() as u64;

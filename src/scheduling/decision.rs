@@ -2,7 +2,7 @@
 
 use super::candidates::Candidate;
 use super::digest::Digest;
-use super::split::{Split, Unpaired};
+use super::split::{ComparedPair, Split, Unpaired};
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_types::ids::EndpointId;
@@ -190,7 +190,9 @@ impl Ranking {
             diverted: self.diverted,
             parts: self.parts,
             trail: None,
+            runner_up: None,
             split: None,
+            compared: None,
             unpaired: None,
             encode: Vec::new(),
             encode_probe: false,
@@ -252,10 +254,14 @@ pub struct Decision {
     pub diverted: bool,
     /// The explanation, if it was wanted.
     pub parts: Option<Vec<PartFigures>>,
+    /// The best endpoint that is not among `picks`, in an explanation with [`Explain::Full`](super::scheduler::Explain).
+    pub runner_up: Option<Arc<Endpoint>>,
     /// Digest that [`Strategy::moved`](super::Strategy::moved) needs; boxed, since most strategies have none.
     pub trail: Option<Box<Digest>>,
     /// Set if another server prefills the prompt for the first pick; boxed, since most requests are not split.
     pub split: Option<Box<Split>>,
+    /// The pair that was compared with the whole request, whether the request is split or not, in an explanation.
+    pub compared: Option<Box<ComparedPair>>,
     /// Set if no prefill server was there for the request, so that its first pick prefills the prompt. `None` if the
     /// request is split, or if it is whole by choice.
     pub unpaired: Option<Unpaired>,

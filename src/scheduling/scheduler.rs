@@ -20,7 +20,7 @@ use super::facts::media;
 use super::least_request::LeastRequest;
 use super::objective::Objective;
 use super::plugin::{PickContext, Strategy};
-use super::split::{self, Decider, Pair, Split, SplitPolicy, Unpaired};
+use super::split::{self, ComparedPair, Decider, Pair, Split, SplitPolicy, Unpaired};
 use attache_pool::health::{Availability, HealthPolicy};
 use attache_pool::{Endpoint, EndpointSpec, EndpointState, Roles};
 use attache_types::error::{Reason, RequestError};
@@ -107,8 +107,10 @@ pub enum Explain {
     /// No explanation and no cost.
     #[default]
     No,
-    /// Fills [`Decision::parts`].
+    /// Fills [`Decision::parts`] and [`Decision::compared`].
     Yes,
+    /// Fills [`Decision::runner_up`] too, by another ranking: of an explanation, not of a request.
+    Full,
 }
 
 impl Scheduler {
@@ -159,7 +161,7 @@ impl Scheduler {
 
     fn ranking(&self, explain: Explain) -> Ranking {
         let ranking = Ranking::new(self.wanted);
-        if explain == Explain::Yes { ranking.explained() } else { ranking }
+        if explain == Explain::No { ranking } else { ranking.explained() }
     }
 
     /// As [`Scheduler::decide`], without side effects: the strategy remembers nothing, and no endpoint is probed.
@@ -256,6 +258,7 @@ impl Scheduler {
         // Each round decides, or drops candidates: one whose probe another decision has taken, or those that cannot
         // serve the request. If the strategy wants none of the rest, ejection is ignored and the next round decides.
         loop {
+            let drawn = (explain == Explain::Full).then(|| rng.clone());
             let mut ranking = self.ranking(explain);
             strategy.rank(cx, &field.candidates, rng, &mut ranking);
             let emptied_by = ranking.emptied_by();
@@ -269,6 +272,9 @@ impl Scheduler {
             };
             decision.ejection_ignored = field.ejection_ignored;
             decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
+            if let Some(drawn) = drawn {
+                decision.runner_up = self.runner_up(strategy, cx, &field.candidates, &decision, drawn);
+            }
             if !self.can_serve(cx, &mut decision, &mut field) {
                 return_probes(cx, &decision);
                 if field.candidates.is_empty() {
@@ -387,7 +393,19 @@ impl Scheduler {
         let Some(mut pair) = pair else {
             return Decision { unpaired: unpaired(), ..whole };
         };
-        let split = !alone || pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
+        let (split, costs) = match pair.split {
+            _ if !alone => (true, pair.costs),
+            Some(split) => (split, pair.costs),
+            None => {
+                let (split, costs) = split::is_split(cx, &field, &pair, policy.decider);
+                (split, costs.or(pair.costs))
+            }
+        };
+        let compared = whole.parts.is_some().then(|| {
+            let decided_by =
+                if alone { policy.decider.about() } else { "the decode server, which serves no whole requests" };
+            ComparedPair::of(&pair, &whole, costs, (split, decided_by))
+        });
         let mut probe = false;
         if split {
             let first = pair.prefill.first().cloned().filter(|_| !alone);
@@ -403,7 +421,7 @@ impl Scheduler {
             let unpaired = split.then_some(Unpaired::Wanted);
             return Decision { unpaired, ..whole };
         };
-        let mut decision = whole;
+        let mut decision = Decision { compared: compared.flatten(), ..whole };
         if let Some(parts) = &mut decision.parts {
             parts.append(&mut pair.parts);
         }
@@ -438,39 +456,6 @@ impl Scheduler {
             field.ignore_ejection(cx);
         }
         false
-    }
-
-    /// Drops prefill servers from the front of `picks` that are ejected or whose probe another request has. Returns
-    /// true if this request is the probe of the first one left.
-    fn claim(&self, cx: &PickContext<'_>, picks: &mut split::Picks) -> bool {
-        while let Some(first) = picks.first() {
-            match first.health.availability(cx.now, &self.health) {
-                Availability::Open | Availability::SlowStart(_) => return false,
-                Availability::HalfOpen if self.claim_probe(cx, first) => return true,
-                Availability::HalfOpen | Availability::Ejected => drop(picks.remove(0)),
-            }
-        }
-        false
-    }
-
-    /// Keeps at most one half-open server in `encoders`, and puts it first. Returns true if this request is its probe.
-    fn claim_one(&self, cx: &PickContext<'_>, encoders: &mut Vec<Arc<Endpoint>>) -> bool {
-        let mut probed = None;
-        encoders.retain(|encoder| {
-            let half_open = encoder.health.availability(cx.now, &self.health) == Availability::HalfOpen;
-            if !half_open {
-                return true;
-            }
-            let claimed = probed.is_none() && self.claim_probe(cx, encoder);
-            if claimed {
-                probed = Some(encoder.id);
-            }
-            claimed
-        });
-        if let Some(at) = encoders.iter().position(|encoder| Some(encoder.id) == probed) {
-            encoders.swap(0, at);
-        }
-        probed.is_some()
     }
 
     /// Whether this request is the probe of an endpoint that is half open. A dry run would be, and takes no probe.
@@ -595,6 +580,8 @@ pub fn least_loaded() -> Arc<dyn Strategy> {
 }
 
 mod absence;
+mod claims;
+mod runner_up;
 mod successor;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use attache_pool::{Endpoint, Roles};
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use rand::RngExt;
+use serde_json::{Value, json};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -97,6 +98,19 @@ impl SplitPolicy {
     pub fn pairs(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
         let takes_part = |endpoint| self.whole || !self.serves_whole(endpoint);
         prefill.id != decode.id && takes_part(prefill) && takes_part(decode) && self.fits(prefill, decode)
+    }
+}
+
+impl Decider {
+    /// What decides, for explanations.
+    pub(super) fn about(self) -> &'static str {
+        match self {
+            Self::Predicted => "the lower predicted cost (decider `predicted`)",
+            Self::Always => "the decider `always`",
+            Self::Never => "the decider `never`",
+            Self::Strategy => "a rule of the strategy",
+            Self::PrefixBased { .. } => "the uncached tokens on the decode server (decider `prefix-based`)",
+        }
     }
 }
 
@@ -188,13 +202,88 @@ pub struct Pair {
     pub reason: &'static str,
     /// Figures of the choice, if an explanation is wanted.
     pub parts: Vec<PartFigures>,
+    /// What the first servers of the pair cost, if the strategy has chosen it by cost and an explanation is wanted.
+    pub costs: Option<PairCosts>,
+}
+
+/// What a pair costs, and the whole request: the least cost decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairCosts {
+    /// Cost on the prefill server.
+    pub prefill: f64,
+    /// Cost of the transfer between the two.
+    pub transfer: f64,
+    /// Cost on the decode server.
+    pub decode: f64,
+    /// Cost of the whole request on its own endpoint; `None` if it was not compared.
+    pub whole: Option<f64>,
+    /// Unit of all of them: seconds (`s`), or the scores of the strategy (`score`).
+    pub unit: &'static str,
+}
+
+impl PairCosts {
+    /// Cost of the pair.
+    #[must_use]
+    pub fn pair(&self) -> f64 {
+        self.prefill + self.transfer + self.decode
+    }
+}
+
+/// A pair beside the whole request, and what decided between them.
+#[derive(Clone, Debug)]
+pub struct ComparedPair {
+    /// The prefill server.
+    pub prefill: Arc<Endpoint>,
+    /// The decode server.
+    pub decode: Arc<Endpoint>,
+    /// The endpoint that would serve the whole request.
+    pub whole: Arc<Endpoint>,
+    /// Whether the request is split over the pair.
+    pub is_split: bool,
+    /// What decided, for people.
+    pub decided_by: &'static str,
+    /// The costs, if costs chose the pair or decided.
+    pub costs: Option<PairCosts>,
+}
+
+impl ComparedPair {
+    /// The pair with `costs`, which was compared with the decision `whole`.
+    pub(super) fn of(
+        pair: &Pair,
+        whole: &Decision,
+        costs: Option<PairCosts>,
+        (is_split, decided_by): (bool, &'static str),
+    ) -> Option<Box<Self>> {
+        let (prefill, decode) = (pair.prefill.first()?.clone(), pair.decode.first()?.clone());
+        Some(Box::new(Self { prefill, decode, whole: whole.picks.first()?.clone(), is_split, decided_by, costs }))
+    }
+
+    /// As JSON, with `ip:port` of the endpoints.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let costs = self.costs.map(|costs| {
+            let PairCosts { prefill, transfer, decode, whole, unit } = costs;
+            json!({
+                "unit": unit, "prefill": prefill, "transfer": transfer, "decode": decode, "pair": costs.pair(),
+                "whole": whole,
+            })
+        });
+        json!({
+            "prefill": &*self.prefill.authority,
+            "decode": &*self.decode.authority,
+            "whole": &*self.whole.authority,
+            "is_split": self.is_split,
+            "decided_by": self.decided_by,
+            "costs": costs,
+        })
+    }
 }
 
 impl Pair {
     /// A pair that the pool's decider may accept.
     #[must_use]
     pub fn proposed(prefill: Picks, decode: Picks, reason: &'static str) -> Self {
-        Self { prefill, decode, split: None, reason, parts: Vec::new() }
+        Self { prefill, decode, split: None, reason, parts: Vec::new(), costs: None }
     }
 }
 
@@ -260,13 +349,18 @@ pub fn lacks_enough(cx: &PickContext<'_>, decoder: &Candidate<'_>, non_cached_to
     non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens
 }
 
-/// Whether `decider` splits the request over `pair`.
+/// Whether `decider` splits the request over `pair`, and the costs by which it decides.
 #[must_use]
-pub fn is_split(cx: &PickContext<'_>, field: &PairCandidates<'_, '_>, pair: &Pair, decider: Decider) -> bool {
+pub fn is_split(
+    cx: &PickContext<'_>,
+    field: &PairCandidates<'_, '_>,
+    pair: &Pair,
+    decider: Decider,
+) -> (bool, Option<PairCosts>) {
     let first = |picks: &Picks| picks.first().cloned();
-    let (Some(prefill), Some(decode)) = (first(&pair.prefill), first(&pair.decode)) else { return false };
-    let Some(decoder) = field.decoder(&decode) else { return false };
-    match decider {
+    let (Some(prefill), Some(decode)) = (first(&pair.prefill), first(&pair.decode)) else { return (false, None) };
+    let Some(decoder) = field.decoder(&decode) else { return (false, None) };
+    let is_split = match decider {
         Decider::Always => true,
         Decider::Never | Decider::Strategy => false,
         Decider::PrefixBased { non_cached_tokens, prompt_tokens } => {
@@ -275,15 +369,18 @@ pub fn is_split(cx: &PickContext<'_>, field: &PairCandidates<'_, '_>, pair: &Pai
         Decider::Predicted => {
             let whole = field.whole.picks.first().and_then(|e| field.decoder(e));
             let partner = field.prefill.iter().find(|c| c.state.endpoint.id == prefill.id);
-            let (Some(whole), Some(partner)) = (whole, partner) else { return false };
+            let (Some(whole), Some(partner)) = (whole, partner) else { return (false, None) };
             let prices = Prices::learned(cx, [field.decode, field.prefill], Serving::OneOrTwoServers);
             let whole = cost::whole(cx, whole, &prices);
             let near = prefill.place.nearness(decode.place);
             let transfer = prices.transfer(cost::lacked(cx, decoder), near);
-            let split = cost::prefill(cx, partner, &prices) + transfer + cost::decode(cx, decoder, &prices);
-            decode.speed.pool().transfer().decides(whole, split, near, cx.now, cx.dry_run)
+            let (prefill, decoding) = (cost::prefill(cx, partner, &prices), cost::decode(cx, decoder, &prices));
+            let costs = PairCosts { prefill, transfer, decode: decoding, whole: Some(whole), unit: "s" };
+            let transfers = decode.speed.pool().transfer();
+            return (transfers.decides(whole, costs.pair(), near, cx.now, cx.dry_run), Some(costs));
         }
-    }
+    };
+    (is_split, None)
 }
 
 #[cfg(test)]

@@ -256,7 +256,7 @@ impl Trial {
         let pair = strategy.pair(&cx, &field, rng, Ranking::new(wanted).explained());
         let split = pair
             .as_ref()
-            .is_some_and(|pair| pair.split.unwrap_or_else(|| split::is_split(&cx, &field, pair, policy.decider)));
+            .is_some_and(|pair| pair.split.unwrap_or_else(|| split::is_split(&cx, &field, pair, policy.decider).0));
         Some(Sent { whole, pair, split })
     }
 

@@ -47,7 +47,7 @@ use attache_pool::role::AIBRIX_ROLE_LABEL;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::plugin::{Inert, ParamError, params};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, Picks};
+use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, PairCosts, Picks};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -541,6 +541,9 @@ impl Strategy for Pd {
             ranking.note("prefill score", 0.0, &prefill, |i| prefill_scores.get(i).copied().unwrap_or(f64::NAN));
             ranking.note("decode score of a pair", 0.0, &decode, |i| decode_scores.get(i).copied().unwrap_or(f64::NAN));
             pair.parts = ranking.into_parts();
+            let costs = prefill_scores.get(partner).copied().zip(decode_scores.get(at).copied());
+            pair.costs =
+                costs.map(|(prefill, decode)| PairCosts { prefill, transfer: 0.0, decode, whole: None, unit: "score" });
         }
         Some(pair)
     }

@@ -35,7 +35,7 @@ use attache_scheduling::facts::cost::{self, CostFloor, Prices, Serving};
 use attache_scheduling::floors::rank_by_floors;
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates};
+use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates, PairCosts};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -250,6 +250,13 @@ impl Strategy for PredictedLatency {
             ranking.note("prefill for another, s", 0.0, field.prefill, |i| prefill.get(i).copied().unwrap_or(f64::NAN));
             ranking.note("decode for another, s", 0.0, field.decode, |i| decode.get(i).copied().unwrap_or(f64::NAN));
             pair.parts = ranking.into_parts();
+            let first = |side: &[Candidate<'_>], costs: &[f64], of: &Endpoint| {
+                side.iter().zip(costs).find(|(c, _)| c.id == of.id).map_or(f64::NAN, |(_, cost)| *cost)
+            };
+            let prompt = pair.prefill.first().map_or(f64::NAN, |p| first(field.prefill, &prefill, p));
+            let answer = first(field.decode, &decode, decoder);
+            let transfer = cost - prompt - answer;
+            pair.costs = Some(PairCosts { prefill: prompt, transfer, decode: answer, whole: Some(whole), unit: "s" });
         }
         if field.policy.decider == Decider::Predicted {
             pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, near, cx.now, cx.dry_run));

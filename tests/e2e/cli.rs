@@ -489,6 +489,15 @@ fn recorded_request_is_explained_with_what_another_strategy_would_do() {
     for line in ["request    40, line ", "recorded   the same (", "instead    ", "\nWHY predicted-latency "] {
         assert!(out(&output).contains(line), "{line}: {}", out(&output));
     }
+    // Picks are a list of fallbacks here; the runner-up is none of them.
+    let kubernetes = root("tests/in_process/virtual_time/frozen/kubernetes.jsonl");
+    let listed = attache(&["explain", "--from-record", kubernetes.to_str().unwrap(), "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&out(&listed)).unwrap();
+    let (choice, endpoints) = (&listed["choice"], listed["endpoints"].as_array().unwrap());
+    let candidates = endpoints.iter().filter(|endpoint| endpoint["excluded"].is_null()).count();
+    let picks = choice["picks"].as_array().unwrap();
+    assert_eq!(choice["runner_up"].is_string(), candidates > picks.len(), "{choice}");
+    assert!(!picks.contains(&choice["runner_up"]), "{choice}");
     let output = attache(&["explain", "--from-record", file, "--json"]);
     let last: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
     assert_eq!(last["recorded"], last["choice"]["picks"]);

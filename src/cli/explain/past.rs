@@ -43,9 +43,7 @@ fn show(e: &Value) -> String {
     }
     let (choice, strategy) = (&e["choice"], text(&e["strategy"]));
     line("goes to", of(choice, &strategy));
-    if let Some(runner_up) = choice["runner_up"].as_str() {
-        line("then", runner_up.to_owned());
-    }
+    super::alternatives(choice, &mut line);
     if let Some(reason) = e["recorded_reason"].as_str() {
         let recorded = ["recorded", "recorded_prefill", "recorded_encode"].map(|key| list(&e[key]));
         let is_same = recorded == ["picks", "prefill", "encode"].map(|key| list(&choice[key]));

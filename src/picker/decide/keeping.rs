@@ -105,7 +105,7 @@ impl Deciding<'_> {
         let snapshot = self.pool().store.load();
         let prepared = self.read()?;
         let lookup = self.look_up(prepared.as_ref(), &snapshot)?;
-        let proposed = match self.propose(prepared.as_ref(), &snapshot, Explain::Yes, None, &mut rng.clone()) {
+        let proposed = match self.propose(prepared.as_ref(), &snapshot, Explain::Full, None, &mut rng.clone()) {
             Ok(proposal) => Ok(proposal.scheduled.decision),
             Err(Unproposed::Refused(error)) => Err(error),
             Err(Unproposed::Warm(warming)) => return Err(warming),
@@ -115,7 +115,7 @@ impl Deciding<'_> {
             let prefix = lookup.as_ref().map(|lookup| &lookup.found).filter(|_| strategy.reads().prefix);
             let cx = PickContext { prefix, ..self.context(lookup.as_ref(), &snapshot, splittable) };
             let scheduler = &self.pool().scheduler;
-            let decided = scheduler.dry_run(strategy, &cx, self.q.subset, Explain::Yes, &mut rng.clone());
+            let decided = scheduler.dry_run(strategy, &cx, self.q.subset, Explain::Full, &mut rng.clone());
             decided.as_ref().map_or_else(StrategyChoice::rejected, StrategyChoice::of)
         });
         let described = self.describe(&snapshot, lookup.as_ref(), splittable, proposed.as_ref().ok());

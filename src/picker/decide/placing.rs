@@ -247,7 +247,7 @@ impl Deciding<'_> {
     ) -> Result<Proposal<'p>, Unproposed> {
         let _ = self.explains(rng);
         let mut recorded = self.scope.picker.recorder.as_ref().map(|_| PickRng::seed_from_u64(rng.random()));
-        self.propose(prepared, snapshot, Explain::Yes, None, recorded.as_mut().unwrap_or(rng))
+        self.propose(prepared, snapshot, Explain::Full, None, recorded.as_mut().unwrap_or(rng))
     }
 
     fn known(&self) -> Known {
@@ -268,8 +268,12 @@ impl Deciding<'_> {
     fn explains(&self, rng: &mut PickRng) -> (bool, Explain) {
         let settings = self.scope.config.settings.explain;
         let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
-        let explains = log || settings.metadata || self.keeps_explanation();
-        (log, if explains { Explain::Yes } else { Explain::No })
+        let explain = match () {
+            () if self.keeps_explanation() => Explain::Full,
+            () if log || settings.metadata => Explain::Yes,
+            () => Explain::No,
+        };
+        (log, explain)
     }
 
     /// The prompt's cached tokens on each endpoint; `None` when it can't be looked up.
@@ -383,7 +387,7 @@ impl Deciding<'_> {
         let decision = match named {
             Some(decision) => decision,
             None => self.ask_strategy(|strategy| match self.scope.dry_run {
-                true => pool.scheduler.dry_run(strategy, cx, q.subset, Explain::Yes, rng),
+                true => pool.scheduler.dry_run(strategy, cx, q.subset, Explain::Full, rng),
                 false => pool.scheduler.decide(strategy, cx, q.subset, explain, rng),
             })?,
         };

@@ -139,6 +139,32 @@ pub(super) fn rng(d: &Decided) -> PickRng {
     PickRng::seed_from_u64(d.rng)
 }
 
+/// Most random draws with which [`is_random`] decides again. A tie of two is missed once in 4,096 times.
+const DRAWS: u64 = 12;
+
+/// The first endpoint of the decision with the random numbers of `seed`, which is not booked; `None` if the request is
+/// rejected.
+fn first_pick(pool: &LivePool, state: &PoolState, d: &Decided, seed: u64) -> Option<String> {
+    let mut missing = BTreeSet::new();
+    let explained = with_request(pool, state, d, &mut missing, |q, reads| {
+        let config = pool.picker.config();
+        decide::explain_known(&pool.picker, &config, q, reads, &PickRng::seed_from_u64(seed), None)
+    });
+    let choice = explained.ok()?.0.choice;
+    // A split request is decided by its pair.
+    Some(choice.picks.into_iter().take(1).chain(choice.prefill.into_iter().take(1)).collect::<Vec<_>>().join("+"))
+}
+
+/// Whether the decision about `d`, which is not booked yet, differs from the recorded one and depends on its random
+/// numbers: other ones give another endpoint.
+pub(super) fn differs_by_chance(pool: &LivePool, state: &PoolState, d: &Decided) -> bool {
+    let recorded = d.picks.first().into_iter().chain(d.prefill.first()).map(|id| state.authority(*id));
+    let recorded = recorded.collect::<Vec<_>>().join("+");
+    let first = first_pick(pool, state, d, d.rng);
+    first.as_ref().is_some_and(|first| *first != recorded)
+        && (1..=DRAWS).any(|draw| first_pick(pool, state, d, d.rng.wrapping_add(draw)) != first)
+}
+
 /// Makes the decision again and books it.
 ///
 /// # Errors

@@ -19,6 +19,26 @@ pub(super) struct OpenRequest {
     pub(super) response: Option<EndpointId>,
     /// The same of the prefill leg; `None` if there is no such leg, too.
     pub(super) prefill: Option<EndpointId>,
+    /// The recorded decision, while it is equal and the request may use a fallback.
+    pub(super) fallbacks: Option<RecordedOrder>,
+}
+
+/// The recorded order of the endpoints of a decision.
+#[derive(Debug)]
+pub(super) struct RecordedOrder {
+    /// The line of the decision.
+    pub(super) line: u64,
+    /// The endpoints, best first.
+    pub(super) picks: Vec<EndpointId>,
+    /// Reason of the decision.
+    pub(super) reason: String,
+}
+
+impl RecordedOrder {
+    /// Number of endpoints that the request has used once it is at `to`; `None` if Envoy chose that one itself.
+    pub(super) fn used(&self, to: EndpointId) -> Option<usize> {
+        self.picks.iter().position(|pick| *pick == to).map(|at| at + 1)
+    }
 }
 
 impl OpenRequest {

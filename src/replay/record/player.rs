@@ -1,10 +1,10 @@
 //! The picker of a recording: applies one line after the other, and compares its decisions with the recorded ones.
 
-use super::decision::decide;
-use super::in_flight::OpenRequest;
+use super::decision::{decide, differs_by_chance};
+use super::in_flight::{OpenRequest, RecordedOrder};
 use super::kv::EngineCaches;
 use super::pools::{LivePool, PoolState};
-use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
+use super::{Difference, RecordError, Summary, settings, wrong};
 use attache_config::Settings;
 use attache_config::settings::PoolSettings;
 use attache_pool::health::Observation;
@@ -111,6 +111,9 @@ impl<'a> RecordingPlayer<'a> {
     fn apply_to_request(&mut self, line: Line) {
         match line {
             Line::Moved { r, at, to, leg } => {
+                if leg == RequestLeg::Response {
+                    self.compare_fallback(r, to);
+                }
                 let endpoint = self.endpoint(r, to);
                 if let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) {
                     open.moved(at, &endpoint, leg);
@@ -282,10 +285,13 @@ impl<'a> RecordingPlayer<'a> {
     fn decide(&mut self, d: &Decided, line: u64) -> Result<(), RecordError> {
         let (pool, state) = self.deciding(d, line)?;
         let mut missing = BTreeSet::new();
+        let by_chance = !d.preset && differs_by_chance(pool, state, d);
         let played = decide(pool, state, d, &mut missing);
-        let recorded =
-            servers([&d.picks, &d.prefill, &d.encode].map(|ids| ids.iter().map(|id| state.authority(*id)).collect()));
-        let replayed = played.as_ref().map(|plan| decided_servers(&plan.decision)).unwrap_or_default();
+        let first = |ids: &[EndpointId]| ids.iter().take(1).map(|id| state.authority(*id)).collect();
+        let encode = d.encode.iter().map(|id| state.authority(*id)).collect();
+        let recorded = servers([first(&d.picks), first(&d.prefill), encode]);
+        let replayed = played.as_ref().map(|plan| used_servers(&plan.decision)).unwrap_or_default();
+        let is_equal = recorded == replayed;
         let summary = &mut self.summary;
         // The recorded configuration read what it needs, so that only another one can lack an input.
         if self.other.is_some() {
@@ -306,26 +312,57 @@ impl<'a> RecordingPlayer<'a> {
             summary.preset += 1;
         } else {
             summary.decisions += 1;
-            summary.equal += u64::from(recorded == replayed);
-            if recorded != replayed && summary.differences.len() < MAX_DIFFERENCES {
+            summary.equal += u64::from(is_equal);
+            if !is_equal {
                 let reason = played.as_ref().map_or_else(|error| error.reason.code(), |plan| plan.decision.reason);
-                summary.differences.push(Difference {
+                summary.differs(|| Difference {
                     line,
                     request: d.r,
                     recorded,
                     recorded_reason: d.reason.clone(),
                     replayed,
                     replayed_reason: reason.to_owned(),
+                    by_chance,
                 });
+                summary.by_chance += u64::from(by_chance);
             }
         }
         // A recorded rejection has no end, so a booking would never be released.
         if let Some(first) = d.picks.first() {
             let (response, prefill) = (Some(*first), d.prefill.first().copied());
-            let open = OpenRequest { live: d.live, pool: d.pool.clone(), plan: played.ok(), response, prefill };
+            let order = || RecordedOrder { line, picks: d.picks.clone(), reason: d.reason.clone() };
+            let fallbacks = (is_equal && !d.preset && d.picks.len() > 1).then(order);
+            let (live, pool) = (d.live, d.pool.clone());
+            let open = OpenRequest { live, pool, plan: played.ok(), response, prefill, fallbacks };
             self.open.insert(d.r, open);
         }
         Ok(())
+    }
+
+    /// Envoy used the fallback `to` of the recorded decision. The decision differs if the replay's next one is another.
+    fn compare_fallback(&mut self, r: u64, to: EndpointId) {
+        let Some(OpenRequest { fallbacks: Some(order), plan: Some(plan), .. }) = self.open.get(&r) else { return };
+        // Envoy may have chosen an endpoint that the picker did not name.
+        let Some(used) = order.used(to) else { return };
+        let picks = plan.decision.picks.iter().take(used);
+        if picks.clone().map(|endpoint| endpoint.id).eq(order.picks.iter().take(used).copied()) {
+            return;
+        }
+        let names = order.picks.iter().take(used).filter_map(|id| self.endpoint(r, *id));
+        let difference = Difference {
+            line: order.line,
+            request: r,
+            recorded: names.map(|endpoint| endpoint.authority.to_string()).collect(),
+            recorded_reason: order.reason.clone(),
+            replayed: picks.map(|endpoint| endpoint.authority.to_string()).collect(),
+            replayed_reason: plan.decision.reason.to_owned(),
+            by_chance: false,
+        };
+        self.summary.equal -= 1;
+        self.summary.differs(|| difference);
+        if let Some(open) = self.open.get_mut(&r) {
+            open.fallbacks = None;
+        }
     }
 
     fn end(&mut self, ended: &Ended) {
@@ -347,9 +384,10 @@ fn servers([picks, prefill, encode]: [Vec<String>; 3]) -> Vec<String> {
     picks.into_iter().chain(of("prefill", prefill)).chain(of("encode", encode)).collect()
 }
 
-/// As [`servers`], of a decision of the replay.
-fn decided_servers(decision: &Decision) -> Vec<String> {
+/// As [`servers`], of a decision of the replay: those that a request uses without failures.
+fn used_servers(decision: &Decision) -> Vec<String> {
     let names = |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect();
+    let first = |endpoints: &[Arc<Endpoint>]| names(endpoints.get(..1).unwrap_or_default());
     let prefill = decision.split.as_ref().map_or(&[][..], |split| &split.prefill);
-    servers([&decision.picks, prefill, &decision.encode].map(names))
+    servers([first(&decision.picks), first(prefill), names(&decision.encode)])
 }

@@ -52,6 +52,13 @@ fn begin() -> Vec<Line> {
     ]
 }
 
+/// Settings of a pool with this strategy and up to `max` destinations.
+fn listing(strategy: &str, max: u32) -> Settings {
+    let mut shown = serde_json::from_str::<Header>(&header(strategy)).unwrap().settings;
+    shown["pools"][0]["destination"]["max"] = json!(max);
+    settings(&shown, &registry(), 1).unwrap()
+}
+
 fn decide(r: u64, pick: u32) -> Line {
     Line::Decide(Box::new(Decided {
         r,
@@ -131,6 +138,70 @@ fn different_decision_is_listed_with_its_line() {
     let shown = summary.to_string();
     assert!(shown.contains("20 of 40 decisions are equal (50.00 %)"), "{shown}");
     assert!(shown.contains("127.0.0.1:8000: 40 requests when recorded, 20 now"), "{shown}");
+}
+
+/// Three endpoints: one request is on the second, two are on the third.
+#[test]
+fn order_of_fallbacks_counts_only_where_a_request_used_it() {
+    let endpoint = |port: u16| EndpointSpec::at(([127, 0, 0, 1], port).into());
+    let listed = |r, picks: &[u32]| {
+        let Line::Decide(decided) = decide(r, 0) else { unreachable!() };
+        Line::Decide(Box::new(Decided { picks: picks.iter().map(|id| EndpointId(*id)).collect(), ..*decided }))
+    };
+    let mut lines = begin();
+    lines[1] = Line::Endpoints { pool: 0, source: SourceId(0), endpoints: [8000, 8001, 8002].map(endpoint).into() };
+    let moved = |r, to| Line::Moved { r, at: Timestamp(2_000), to: EndpointId(to), leg: RequestLeg::Response };
+    // The first three decisions have ties, and Envoy moves each request to where the test needs it.
+    lines.extend([decide(0, 0), moved(0, 1), decide(1, 0), moved(1, 2), decide(2, 0), moved(2, 2)]);
+    lines.extend([listed(3, &[0, 2, 1]), Line::Drop { r: 3, leg: RequestLeg::Response }]);
+    lines.extend([listed(4, &[0, 1, 2]), moved(4, 1), Line::Drop { r: 4, leg: RequestLeg::Response }]);
+    let play = |lines: &[Line], max| {
+        replay(text("least-request", lines).as_bytes(), Some(&listing("least-request", max)), &registry()).unwrap()
+    };
+    let of = |summary: &Summary, request| summary.differences.iter().filter(|d| d.request == request).count();
+    for max in [1, 3] {
+        let summary = play(&lines, max);
+        assert_eq!((of(&summary, 3), summary.decisions), (0, 5), "{max}: no request used the other order: {summary}");
+    }
+    assert_eq!(of(&play(&lines, 3), 4), 0, "the used fallback is the replay's, too");
+    lines.extend([listed(5, &[0, 2, 1]), moved(5, 2)]);
+    let summary = play(&lines, 3);
+    let last = summary.differences.iter().find(|d| d.request == 5).unwrap();
+    assert_eq!(last.recorded, ["127.0.0.1:8000", "127.0.0.1:8002"], "{summary}");
+    assert_eq!(last.replayed, ["127.0.0.1:8000", "127.0.0.1:8001"]);
+    assert_eq!(summary.equal + summary.differences.len() as u64, summary.decisions, "{summary}");
+}
+
+#[test]
+fn ties_and_random_choices_are_told_from_rules() {
+    let mut lines = begin();
+    let drawn = |r| {
+        let Line::Decide(decided) = decide(r, 0) else { unreachable!() };
+        Line::Decide(Box::new(Decided { rng: r * 1_000, ..*decided }))
+    };
+    lines.extend((0..40).flat_map(|r| [drawn(r), Line::Drop { r, leg: RequestLeg::Response }]));
+    let play = |strategy: &str, lines: &[Line]| {
+        replay(text("least-request", lines).as_bytes(), Some(&listing(strategy, 1)), &registry()).unwrap()
+    };
+    // Both endpoints are always idle: each decision is a tie, or is random anyway.
+    for strategy in ["least-request", "random"] {
+        let summary = play(strategy, &lines);
+        let others = summary.decisions - summary.equal;
+        assert!(summary.by_chance == others && others > 5, "{strategy}: {summary}");
+        let line = format!("\n{others} of the other {others} depend on random numbers: ties, or a random choice\n");
+        assert!(summary.to_string().contains(&line), "{summary}");
+        assert!(summary.differences.iter().all(|d| d.by_chance));
+    }
+    // A request on the first endpoint: the rule decides.
+    lines.truncate(3);
+    lines.extend([
+        decide(0, 1),
+        Line::Moved { r: 0, at: Timestamp(2_000), to: EndpointId(0), leg: RequestLeg::Response },
+    ]);
+    lines.extend((1..20).flat_map(|r| [decide(r, 0), Line::Drop { r, leg: RequestLeg::Response }]));
+    let summary = play("least-request", &lines);
+    assert!(summary.differences.iter().filter(|d| d.request > 0).all(|d| !d.by_chance), "{summary}");
+    assert!(summary.decisions - summary.equal >= 19, "{summary}");
 }
 
 #[test]

@@ -106,6 +106,10 @@ fn assert_dry_run_is_the_decision(world: &World, path: &str, headers: &[(&str, &
             assert_eq!(explanation.reason, split.map_or(plan.decision.reason, |split| split.reason));
             assert_eq!((&*explanation.pool, &*explanation.model), (&*plan.runtime.pool.name, &*plan.target));
             let again = again.unwrap();
+            let runner_up = explanation.runner_up.iter();
+            assert!(runner_up.clone().all(|next| !explanation.picks.contains(next)), "{explanation:?}");
+            let has_more = explanation.endpoints.len() > explanation.picks.len();
+            assert!(has_more || runner_up.count() == 0, "{explanation:?}");
             assert_eq!((&again.picks, again.parts.to_string()), (&explanation.picks, explanation.parts.to_string()));
         }
         (Ok(explanation), Err(error)) => {
@@ -119,6 +123,54 @@ fn assert_dry_run_is_the_decision(world: &World, path: &str, headers: &[(&str, &
 
 pub(super) fn chat(text: &str) -> Vec<u8> {
     serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text}]}).to_string().into_bytes()
+}
+
+/// With the least or the greatest score as the best one, the runner-up follows the fallbacks.
+#[test]
+fn runner_up_is_the_best_endpoint_after_all_fallbacks() {
+    let queue_scorer = serde_json::json!({"scorers": [{"type": "queue-scorer"}]});
+    for (strategy, parameters) in [("least-request", serde_json::Value::Null), ("pipeline", queue_scorer)] {
+        let servers = vec![(0, 0.1, &[][..]), (1, 0.1, &[]), (2, 0.1, &[]), (3, 0.1, &[]), (4, 0.1, &[])];
+        let world = Setup { servers, strategy, parameters, ..Setup::default() }.build();
+        let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
+        let address = |server: u32| format!("192.168.1.{server}:8000");
+        assert_eq!(explanation.picks, [1, 2, 3].map(address), "{strategy}");
+        assert_eq!(explanation.runner_up, Some(address(4)), "{strategy}");
+    }
+    let random = Setup { servers: vec![(0, 0.1, &[]); 3], strategy: "random", ..Setup::default() };
+    let world = Setup { parameters: serde_json::Value::Null, ..random }.build();
+    assert_eq!(explained(&world, PATH, &[], &chat("hello")).unwrap().runner_up, None, "no order without scores");
+}
+
+#[test]
+fn pair_is_explained_beside_the_whole_request_with_the_costs_that_decided() {
+    let roles = &["prefill", "prefill", "decode", "decode"];
+    for (strategy, decider, unit) in [
+        ("predicted-latency", Decider::Predicted, Some("s")),
+        ("predicted-latency", Decider::Always, Some("s")),
+        ("least-request", Decider::Predicted, Some("s")),
+        ("least-request", Decider::Always, None),
+        ("pd", Decider::Strategy, Some("score")),
+    ] {
+        let setup = splitting_setup(roles, Mode::Direct(direct("nixl")), decider);
+        let world = Setup { strategy, ..setup }.build();
+        let explanation = explained(&world, PATH, &[], &chat(&"a long prompt ".repeat(2_000))).unwrap();
+        let pair = explanation.pair.unwrap_or_else(|| panic!("{strategy}, {decider:?}: no pair"));
+        let costs = &pair["costs"];
+        assert_eq!(costs["unit"].as_str(), unit, "{strategy}, {decider:?}: {pair}");
+        let is_split = pair["is_split"] == true;
+        assert_eq!(is_split, !explanation.prefill.is_empty(), "{pair}");
+        if is_split {
+            let (prefill, decode) = (&explanation.prefill[0], &explanation.picks[0]);
+            assert!(pair["prefill"] == **prefill && pair["decode"] == **decode, "{strategy}, {decider:?}: {pair}");
+        }
+        let cost = |of: &str| costs[of].as_f64().unwrap_or_default();
+        let sum = cost("prefill") + cost("transfer") + cost("decode");
+        assert!((sum - cost("pair")).abs() < 1e-9, "{pair}");
+        if decider == Decider::Predicted {
+            assert_eq!(is_split, cost("pair") < cost("whole"), "{strategy}: {pair}");
+        }
+    }
 }
 
 #[test]
