@@ -30,7 +30,7 @@ struct TemplateVectors {
 struct TemplateVector {
     template: String,
     case: String,
-    inputs: BTreeMap<String, minijinja::Value>,
+    inputs: BTreeMap<String, attache::prompt::template::Value>,
     rendered: Option<String>,
     error: Option<String>,
 }
@@ -120,8 +120,8 @@ fn chat_templates_render_as_in_transformers() {
     for vector in file.vectors {
         let name = format!("{} {}", vector.template, vector.case);
         let template = ChatTemplate::compile(&file.templates[&vector.template]).unwrap();
-        let special =
-            [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.to_owned(), minijinja::Value::from(v)));
+        let special = [("bos_token", "<s>"), ("eos_token", "</s>")]
+            .map(|(k, v)| (k.to_owned(), attache::prompt::template::Value::from(v)));
         let got =
             template.render(special.into_iter().chain(vector.inputs), 0, UNIX_EPOCH, &WorkLimit::within(usize::MAX));
         match (vector.rendered, vector.error) {

@@ -1,6 +1,6 @@
 //! `tokenizer_config.json`: special tokens and chat templates.
 
-use minijinja::Value;
+use attache_jinja::Value;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -67,8 +67,8 @@ impl Config {
             }
         }
         if let Some(tokens) = file.additional_special_tokens.filter(|t| !t.is_empty()) {
-            let tokens: Vec<String> = tokens.into_iter().map(Token::text).collect();
-            special.insert("additional_special_tokens".to_owned(), Value::from(tokens));
+            let tokens: Vec<Value> = tokens.into_iter().map(|token| Value::from(token.text())).collect();
+            special.insert("additional_special_tokens".to_owned(), Value::list(tokens).unwrap_or_default());
         }
         let templates = match file.chat_template {
             None => BTreeMap::new(),

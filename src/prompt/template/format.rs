@@ -5,7 +5,6 @@
 //! in the tokens of the tags.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 /// The form in which a template expects the text of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,34 +38,11 @@ impl ContentFormat {
     }
 }
 
-/// Replaces `{% generation %}` in the template by a block with its own scope. `transformers` uses it to mark the tokens
-/// of responses in training; it has no other effect.
-pub(super) fn without_generation_marks(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut done = 0;
-    for tag in tags(source) {
-        let word = match tag.body.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+')) {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        let (before, body) = (source.get(done..tag.range.start), source.get(tag.range.clone()));
-        out.push_str(before.unwrap_or_default());
-        let inner = body.unwrap_or_default();
-        out.push_str(&inner.replacen(if word == "with" { "generation" } else { "endgeneration" }, word, 1));
-        done = tag.range.end;
-    }
-    out.push_str(source.get(done..).unwrap_or_default());
-    out
-}
-
 /// A `{% … %}` tag of a template.
 #[derive(Clone, Debug)]
 struct Tag<'a> {
     /// The text between the percent signs.
     body: &'a str,
-    /// The range of that text in the source.
-    range: Range<usize>,
 }
 
 /// Returns all tags of a template; comments, expressions and raw blocks are skipped.
@@ -89,13 +65,13 @@ fn tags(source: &str) -> Vec<Tag<'_>> {
         let range = inner..inner + length;
         at = range.end + 2;
         if close == "%}" {
-            let body = source.get(range.clone()).unwrap_or_default();
+            let body = source.get(range).unwrap_or_default();
             match body.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+')) {
                 "raw" => raw = true,
                 "endraw" => raw = false,
                 // Inside a raw block, only its end is a tag.
                 _ if raw => at = inner,
-                _ => out.push(Tag { body, range }),
+                _ => out.push(Tag { body }),
             }
         }
     }

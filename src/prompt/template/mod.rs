@@ -1,27 +1,20 @@
 //! Chat templates: the Jinja sources that come with a model and convert a conversation to its prompt.
 //!
-//! They are rendered as `transformers` does, which vLLM calls: `trim_blocks` and `lstrip_blocks`, loop controls,
-//! Python's string methods, `raise_exception`, `strftime_now`, and a `tojson` that equals
-//! `json.dumps(ensure_ascii=False)`. Templates come from model repositories, so they run with limits on instructions,
-//! depth and output, and cannot load anything by name. A request's content cannot break them. A malicious template
-//! still can: a list nested in itself 100,000 times overflows the stack when it is dropped, so templates need the
-//! same trust as their models.
+//! The crate `attache-jinja` renders them as `transformers` does, which vLLM calls. Templates come from model
+//! repositories, so they run with limits on instructions, depth and output, and cannot load anything by name.
 //!
 //! [`chat`] converts request bodies to the templates' input. Called by [`super::huggingface`]; no I/O.
 
 pub mod chat;
-mod date;
 mod format;
 mod node;
-mod python;
 
+pub use attache_jinja::Value;
 pub use format::ContentFormat;
 
 use super::work::{Stopped, WorkLimit};
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, ErrorKind, Value};
-use std::io;
-use std::time::SystemTime;
+use attache_jinja::{ErrorKind, Limits, Meter, Template};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Limit of instructions, 5 million: a conversation of 10,000 messages needs some 3 million in the longest known
 /// templates, and an endless loop ends within about 0.3 s.
@@ -36,7 +29,6 @@ pub(crate) const DEFAULT_OUTPUT_HEAD_ROOM: usize = 64 << 10;
 
 /// Longest stored reason of a failed render in characters; templates may put text of the request into it.
 const REASON_CHARS: usize = 200;
-const NAME: &str = "chat_template";
 
 /// A template that cannot be used, or that rejected a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,10 +53,9 @@ pub enum TemplateError {
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
+    template: Template,
     content: ContentFormat,
     knows_developer: bool,
-    tells_time: bool,
 }
 
 impl ChatTemplate {
@@ -73,20 +64,10 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Syntax`] with the line.
     pub fn compile(source: &str) -> Result<Self, TemplateError> {
-        let syntax = |e: minijinja::Error| TemplateError::Syntax(reason(&e));
-        let mut env = Environment::new();
-        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(syntax)?);
-        env.set_auto_escape_callback(|_| AutoEscape::None);
-        env.set_fuel(Some(DEFAULT_TEMPLATE_FUEL));
-        env.set_recursion_limit(DEFAULT_TEMPLATE_DEPTH);
-        env.set_debug(false);
-        python::install(&mut env);
-        env.add_template_owned(NAME, format::without_generation_marks(source)).map_err(syntax)?;
         Ok(Self {
-            env,
+            template: Template::compile(source).map_err(|error| TemplateError::Syntax(reason(&error)))?,
             content: ContentFormat::detect(source),
             knows_developer: source.contains("'developer'") || source.contains("\"developer\""),
-            tells_time: source.contains("strftime_now"),
         })
     }
 
@@ -116,58 +97,37 @@ impl ChatTemplate {
         work: &WorkLimit,
     ) -> Result<String, TemplateError> {
         let allowed = input_bytes.saturating_mul(DEFAULT_OUTPUT_FACTOR).saturating_add(DEFAULT_OUTPUT_HEAD_ROOM);
-        let clock = self.tells_time.then(|| ("strftime_now".to_owned(), date::strftime_at(time)));
-        // The request's variables come last, so that they win, as in Python.
-        let context = Value::from_pairs(clock.into_iter().chain(variables));
-        let mut out = Capped { bytes: Vec::with_capacity(input_bytes.min(allowed)), allowed, over: false, work };
-        let failed = |e: minijinja::Error| TemplateError::Failed(reason(&e));
-        let template = self.env.get_template(NAME).map_err(failed)?;
-        let done = template.render_captured_to(context, &mut out).map(|_| ());
+        let limits = Limits { fuel: DEFAULT_TEMPLATE_FUEL, depth: DEFAULT_TEMPLATE_DEPTH, output: allowed };
+        let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let rendered = self.template.render(variables, seconds, limits, work);
         work.check()?;
-        match done {
-            Err(_) if out.over => Err(TemplateError::TooLong { allowed }),
-            Err(e) => Err(failed(e)),
-            Ok(()) => String::from_utf8(out.bytes).map_err(|_| TemplateError::Failed("not UTF-8".to_owned())),
-        }
+        rendered.map_err(|error| match error.kind() {
+            ErrorKind::TooLong => TemplateError::TooLong { allowed },
+            _ => TemplateError::Failed(reason(&error)),
+        })
+    }
+}
+
+impl Meter for WorkLimit {
+    fn hold(&self, bytes: usize) -> bool {
+        self.charge(bytes).is_ok()
+    }
+
+    fn release(&self, bytes: usize) {
+        Self::release(self, bytes);
+    }
+
+    fn allows(&self, bytes: usize) -> bool {
+        self.fits(bytes).is_ok()
     }
 }
 
 /// Returns the problem and its position in one line of limited length.
-fn reason(e: &minijinja::Error) -> String {
-    let what = match (e.kind(), e.detail()) {
-        (ErrorKind::OutOfFuel, _) => format!("it needs more than {DEFAULT_TEMPLATE_FUEL} instructions"),
-        (_, Some(detail)) => detail.to_owned(),
-        (kind, None) => kind.to_string(),
-    };
-    let what: String = what.chars().take(REASON_CHARS).collect();
-    match e.line() {
+fn reason(error: &attache_jinja::Error) -> String {
+    let what: String = error.message().chars().take(REASON_CHARS).collect();
+    match error.line() {
         Some(line) => format!("{what} (line {line})"),
         None => what,
-    }
-}
-
-/// Output that fails at its limit.
-#[derive(Debug)]
-struct Capped<'w> {
-    bytes: Vec<u8>,
-    allowed: usize,
-    over: bool,
-    work: &'w WorkLimit,
-}
-
-impl io::Write for Capped<'_> {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        if self.bytes.len().saturating_add(buf.len()) > self.allowed {
-            self.over = true;
-            return Err(io::Error::other("the output is too long"));
-        }
-        self.work.charge(buf.len()).map_err(io::Error::other)?;
-        self.bytes.extend_from_slice(buf);
-        Ok(buf.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -5,10 +5,8 @@
 //! to the request's [`WorkLimit`]. If the work does not allow them, the node is empty and the work is stopped, so the
 //! render fails at its next output.
 
-use super::python::Dumped;
 use crate::work::{Stopped, WorkLimit};
-use minijinja::Value;
-use minijinja::value::{Enumerator, Object, ObjectRepr};
+use attache_jinja::{Dict, Error, Json, Lazy, Value};
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -16,7 +14,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Memory of a value in a list.
@@ -25,13 +23,11 @@ const VALUE_BYTES: usize = size_of::<Value>();
 const ENTRY_BYTES: usize = 2 * VALUE_BYTES + 24;
 /// Memory of a list, an object or a text besides its content.
 const ALLOCATION_BYTES: usize = 32;
-/// Longest text that is stored inside its value, in bytes.
-const SHORT_TEXT_BYTES: usize = 22;
 
 /// A JSON list or object of a request.
 #[derive(Debug)]
 pub(super) struct Node {
-    json: Arc<Json>,
+    json: Arc<JsonText>,
     at: Range<usize>,
     /// Its values, once they have been accessed.
     level: OnceLock<Value>,
@@ -41,12 +37,12 @@ pub(super) struct Node {
 
 /// The JSON text that nodes refer to.
 #[derive(Debug)]
-struct Json {
+struct JsonText {
     text: Box<str>,
     work: WorkLimit,
 }
 
-impl Drop for Json {
+impl Drop for JsonText {
     fn drop(&mut self) {
         self.work.release(self.text.len());
     }
@@ -63,7 +59,7 @@ pub(super) fn value(json: &RawValue, work: &WorkLimit) -> Result<Value, Stopped>
         return Ok(scalar(json));
     }
     work.charge(json.len())?;
-    let json = Arc::new(Json { text: json.into(), work: work.clone() });
+    let json = Arc::new(JsonText { text: json.into(), work: work.clone() });
     let at = 0..json.text.len();
     Node::value(json, at)
 }
@@ -89,10 +85,10 @@ fn scalar(json: &str) -> Value {
 }
 
 impl Node {
-    fn value(json: Arc<Json>, at: Range<usize>) -> Result<Value, Stopped> {
+    fn value(json: Arc<JsonText>, at: Range<usize>) -> Result<Value, Stopped> {
         let node = Self { json, at, level: OnceLock::new(), charged: AtomicUsize::new(0) };
         node.charge(size_of::<Self>() + ALLOCATION_BYTES)?;
-        Ok(Value::from_object(node))
+        Ok(Value::Lazy(Arc::new(node)))
     }
 
     /// Charges `bytes` while the node lives.
@@ -106,10 +102,6 @@ impl Node {
         self.json.text.get(self.at.clone()).unwrap_or_default()
     }
 
-    fn is_list(&self) -> bool {
-        self.text().starts_with('[')
-    }
-
     /// Returns the work that the node is charged to.
     pub(super) fn work(&self) -> &WorkLimit {
         &self.json.work
@@ -119,35 +111,11 @@ impl Node {
     fn part(&self, part: &RawValue) -> Result<Value, Stopped> {
         let part = part.get();
         if !is_nested(part) {
-            self.charge(if part.len() > SHORT_TEXT_BYTES { part.len() + ALLOCATION_BYTES } else { 0 })?;
+            self.charge(part.len() + ALLOCATION_BYTES)?;
             return Ok(scalar(part));
         }
         let start = part.as_ptr().addr().saturating_sub(self.json.text.as_ptr().addr());
         Self::value(self.json.clone(), start..start + part.len())
-    }
-
-    /// Returns its values: a list, or an object with each key once.
-    fn level(&self) -> &Value {
-        let take = || {
-            self.work().check().ok()?;
-            Level(self).deserialize(&mut serde_json::Deserializer::from_str(self.text())).ok()
-        };
-        self.level.get_or_init(|| take().unwrap_or_default())
-    }
-
-    /// Writes it as `json.dumps` does; returns false when a key occurs twice, of which only the last counts.
-    ///
-    /// # Errors
-    /// [`Stopped`] when the work was stopped.
-    pub(super) fn write(&self, out: &mut Dumped, depth: usize) -> Result<bool, Stopped> {
-        let mut twice = false;
-        let dump = Dump { out, depth, work: self.work(), twice: &mut twice };
-        match dump.deserialize(&mut serde_json::Deserializer::from_str(self.text())) {
-            Ok(()) => Ok(true),
-            Err(_) if twice => Ok(false),
-            // Its JSON was checked before, so only the work can have failed.
-            Err(_) => Err(self.work().check().err().unwrap_or(Stopped::TooLarge)),
-        }
     }
 }
 
@@ -157,27 +125,36 @@ impl Drop for Node {
     }
 }
 
-impl Object for Node {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        if self.is_list() { ObjectRepr::Seq } else { ObjectRepr::Map }
+impl Lazy for Node {
+    fn is_list(&self) -> bool {
+        self.text().starts_with('[')
     }
 
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.level().get_item(key).ok().filter(|value| !value.is_undefined())
+    fn level(&self) -> &Value {
+        let take = || {
+            self.work().check().ok()?;
+            Level(self).deserialize(&mut serde_json::Deserializer::from_str(self.text())).ok()
+        };
+        self.level
+            .get_or_init(|| take().unwrap_or_else(|| if self.is_list() { NO_ITEMS.clone() } else { NO_FIELDS.clone() }))
     }
 
-    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        self.level().get_attr(key).ok().filter(|value| !value.is_undefined())
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let level = self.level();
-        if self.is_list() {
-            return Enumerator::Seq(level.len().unwrap_or(0));
+    /// Writes it as `json.dumps` does. Where a key occurs twice, the values are needed, because only the last counts.
+    fn dump(&self, out: &mut Json<'_>, depth: usize) -> Result<bool, Error> {
+        let mut twice = false;
+        let dump = Dump { out, depth, work: self.work(), twice: &mut twice };
+        match dump.deserialize(&mut serde_json::Deserializer::from_str(self.text())) {
+            Ok(()) => Ok(true),
+            Err(_) if twice => Ok(false),
+            // Its JSON was checked before, so only the work can have failed.
+            Err(_) => Err(Error::stopped()),
         }
-        Enumerator::Values(level.try_iter().map(Iterator::collect).unwrap_or_default())
     }
 }
+
+/// What a list or an object of stopped work contains.
+static NO_ITEMS: LazyLock<Value> = LazyLock::new(|| Value::List(Arc::default()));
+static NO_FIELDS: LazyLock<Value> = LazyLock::new(|| Value::Dict(Arc::default()));
 
 /// Valid JSON, nested no deeper than serde_json allows.
 struct Sound;
@@ -254,18 +231,18 @@ impl<'de> Visitor<'de> for Level<'_> {
             self.0.charge(VALUE_BYTES).map_err(A::Error::custom)?;
             values.push(self.0.part(part).map_err(A::Error::custom)?);
         }
-        Ok(Value::from(values))
+        Value::list(values).map_err(A::Error::custom)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut entries = Vec::new();
         while let Some(ObjectKey(key)) = map.next_key()? {
-            let long = if key.len() > SHORT_TEXT_BYTES { key.len() + ALLOCATION_BYTES } else { 0 };
             // Once in the list of entries, once in the table.
-            self.0.charge(ENTRY_BYTES + 2 * VALUE_BYTES + long).map_err(A::Error::custom)?;
+            let bytes = ENTRY_BYTES + 2 * VALUE_BYTES + key.len() + ALLOCATION_BYTES;
+            self.0.charge(bytes).map_err(A::Error::custom)?;
             entries.push((Value::from(&*key), self.0.part(map.next_value()?).map_err(A::Error::custom)?));
         }
-        Ok(Value::from_pairs(entries))
+        Value::dict(entries).map_err(A::Error::custom)
     }
 }
 
@@ -274,16 +251,16 @@ impl<'de> Visitor<'de> for Level<'_> {
 struct ObjectKey<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Writes a value from its JSON.
-struct Dump<'o> {
-    out: &'o mut Dumped,
+struct Dump<'o, 'j> {
+    out: &'o mut Json<'j>,
     depth: usize,
     work: &'o WorkLimit,
     /// Set when a key occurs twice.
     twice: &'o mut bool,
 }
 
-impl Dump<'_> {
-    fn part(&mut self) -> Dump<'_> {
+impl<'j> Dump<'_, 'j> {
+    fn part(&mut self) -> Dump<'_, 'j> {
         Dump { out: self.out, depth: self.depth + 1, work: self.work, twice: self.twice }
     }
 
@@ -292,7 +269,7 @@ impl Dump<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Dump<'_> {
+impl<'de> DeserializeSeed<'de> for Dump<'_, '_> {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -300,7 +277,7 @@ impl<'de> DeserializeSeed<'de> for Dump<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Dump<'_> {
+impl<'de> Visitor<'de> for Dump<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -308,7 +285,7 @@ impl<'de> Visitor<'de> for Dump<'_> {
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
-        self.plain(&Value::from(()))
+        self.plain(&Value::None)
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
@@ -362,12 +339,12 @@ impl<'de> Visitor<'de> for Dump<'_> {
 }
 
 /// An element of a list, with the separator before it.
-struct Before<'o, 'e> {
-    dump: Dump<'o>,
+struct Before<'o, 'j, 'e> {
+    dump: Dump<'o, 'j>,
     empty: &'e mut bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Before<'_, '_> {
+impl<'de> DeserializeSeed<'de> for Before<'_, '_, '_> {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -402,12 +379,36 @@ impl Drop for WrittenKeys<'_> {
     }
 }
 
-/// An object with a few known keys: less than half the memory of the template engine's map.
+/// An object that is made here, whose values are charged while it lives.
 #[derive(Debug)]
 pub(super) struct KnownFields {
-    fields: Box<[(&'static str, Value)]>,
+    fields: Value,
+    bytes: usize,
     work: WorkLimit,
 }
+
+/// The keys of such objects, so that each is in memory once.
+static KEYS: LazyLock<Vec<Value>> = LazyLock::new(|| {
+    let names = [
+        "role",
+        "content",
+        "type",
+        "text",
+        "tool_calls",
+        "tool_call_id",
+        "reasoning",
+        "reasoning_content",
+        "name",
+        "function",
+        "description",
+        "parameters",
+        "strict",
+        "defer_loading",
+        "task",
+        "tools",
+    ];
+    names.map(Value::from).to_vec()
+});
 
 impl KnownFields {
     /// Returns a value that a template sees as an object with these keys.
@@ -415,42 +416,37 @@ impl KnownFields {
     /// # Errors
     /// [`Stopped`] when the work does not allow it.
     pub(super) fn value(fields: Vec<(&'static str, Value)>, work: &WorkLimit) -> Result<Value, Stopped> {
-        let fields = Self { fields: fields.into_boxed_slice(), work: work.clone() };
+        let bytes = fields.len() * 2 * VALUE_BYTES + size_of::<Self>() + size_of::<Dict>() + 3 * ALLOCATION_BYTES;
+        let key = |name: &'static str| {
+            KEYS.iter().find(|key| key.as_str() == Some(name)).cloned().unwrap_or_else(|| Value::from(name))
+        };
+        let fields = Value::dict(fields.into_iter().map(|(name, value)| (key(name), value)));
+        let fields = Self { fields: fields.unwrap_or_default(), bytes, work: work.clone() };
         // Work over its limit stays stopped, so the release in the drop does not matter then.
-        work.charge(fields.bytes())?;
-        Ok(Value::from_object(fields))
-    }
-
-    fn bytes(&self) -> usize {
-        size_of_val(&*self.fields) + size_of::<Self>() + 2 * ALLOCATION_BYTES
-    }
-
-    /// Returns the work that it is charged to.
-    pub(super) fn work(&self) -> &WorkLimit {
-        &self.work
+        work.charge(bytes)?;
+        Ok(Value::Lazy(Arc::new(fields)))
     }
 }
 
 impl Drop for KnownFields {
     fn drop(&mut self) {
-        self.work.release(self.bytes());
+        self.work.release(self.bytes);
     }
 }
 
-impl Object for KnownFields {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get_value_by_str(key.as_str()?)
+impl Lazy for KnownFields {
+    fn is_list(&self) -> bool {
+        false
     }
 
     /// Returns nothing once the work has ended: a template that joins messages one by one copies more
     /// with each, and fails here.
-    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        self.work.check().ok()?;
-        self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
+    fn level(&self) -> &Value {
+        if self.work.check().is_ok() { &self.fields } else { &NO_FIELDS }
     }
 
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.fields.iter().map(|(name, _)| Value::from(*name)).collect())
+    fn dump(&self, _: &mut Json<'_>, _: usize) -> Result<bool, Error> {
+        Ok(false)
     }
 }
 

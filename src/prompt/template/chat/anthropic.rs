@@ -6,13 +6,12 @@
 //! since vLLM's versions place them differently.
 
 use super::{
-    Chat, ChatMessage, ITEM_BYTES, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with,
+    Chat, ChatMessage, ITEM_BYTES, RenderError, Texts, body_error, dict, dump_tool, each, get, items, read_json, with,
 };
 use crate::template::node::{self, KnownFields};
 use crate::work::WorkLimit;
+use attache_jinja::Value;
 use attache_protocol::MediaKind;
-use minijinja::Value;
-use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::smallvec;
@@ -69,15 +68,20 @@ pub(super) fn messages(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderErro
     Ok(chat)
 }
 
+/// The text of a value that should be one.
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
 fn system_text(system: &Value) -> Result<String, RenderError> {
-    match system.kind() {
-        ValueKind::String => Ok(system.to_string()),
-        ValueKind::None => Ok(String::new()),
-        ValueKind::Seq => Ok(items(system)
+    match system {
+        system if system.is_text() => Ok(text(system)),
+        Value::None => Ok(String::new()),
+        system if system.is_list() => Ok(items(system)
             .filter(|block| is_type(block, "text"))
             .filter_map(|block| get(&block, "text"))
             .filter(|text| !text.as_str().is_some_and(|t| t.starts_with(BILLING_HEADER)))
-            .map(|text| text.to_string())
+            .map(|value| text(&value))
             .collect()),
         _ => Err(body_error(WHAT, "system must be a string or an array of blocks")),
     }
@@ -90,11 +94,11 @@ fn is_type(block: &Value, kind: &str) -> bool {
 /// Adds a turn: first the results of tools, a message each, then the rest of the turn.
 fn push_turn(role: &str, content: &Value, out: &mut Vec<ChatMessage>, work: &WorkLimit) -> Result<(), RenderError> {
     let mut message = ChatMessage::new(role);
-    if content.kind() == ValueKind::String {
+    if content.is_text() {
         out.push(message.saying(Some(content.clone())));
         return Ok(());
     }
-    if content.kind() != ValueKind::Seq {
+    if !content.is_list() {
         return Err(body_error(WHAT, "content must be a string or an array of blocks"));
     }
     let (mut parts, mut calls, mut thoughts): (Texts, _, _) = (smallvec![], Vec::new(), None::<String>);
@@ -104,7 +108,7 @@ fn push_turn(role: &str, content: &Value, out: &mut Vec<ChatMessage>, work: &Wor
         match kind.as_ref().and_then(Value::as_str).unwrap_or_default() {
             "text" => parts.extend(get(&block, "text").filter(|t| t.as_str() != Some(""))),
             "thinking" => {
-                let thought = get(&block, "thinking").map(|t| t.to_string()).unwrap_or_default();
+                let thought = get(&block, "thinking").map(|t| text(&t)).unwrap_or_default();
                 thoughts.get_or_insert_default().push_str(&thought);
             }
             // Opaque to every server but Anthropic's.
@@ -131,20 +135,20 @@ fn push_turn(role: &str, content: &Value, out: &mut Vec<ChatMessage>, work: &Wor
 fn call(block: &Value) -> Value {
     let or_empty = |key| get(block, key).unwrap_or(Value::from(""));
     let arguments = get(block, "input").unwrap_or_default();
-    Value::from_pairs([
+    dict([
         ("id", or_empty("id")),
         ("type", Value::from("function")),
-        ("function", Value::from_pairs([("name", or_empty("name")), ("arguments", arguments)])),
+        ("function", dict([("name", or_empty("name")), ("arguments", arguments)])),
     ])
 }
 
 fn tool_result(block: &Value) -> Result<ChatMessage, RenderError> {
     let content = get(block, "content").unwrap_or(Value::from(""));
-    let text = if content.kind() == ValueKind::Seq {
+    let text = if content.is_list() {
         let mut texts = Vec::new();
         for part in items(&content) {
             match get(&part, "type").as_ref().and_then(Value::as_str) {
-                Some("text") => texts.push(get(&part, "text").map(|t| t.to_string()).unwrap_or_default()),
+                Some("text") => texts.push(get(&part, "text").map(|t| text(&t)).unwrap_or_default()),
                 Some("image") => return Err(RenderError::NotText(MediaKind::Image)),
                 _ => return Err(RenderError::Unsupported("this type of part in a tool's result")),
             }
@@ -166,7 +170,7 @@ fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Vec<Value>, RenderEr
     each(WHAT, tools, |tool: &RawValue| {
         work.charge(tool.get().len() + ITEM_BYTES)?;
         let tool = node::value(tool, work)?;
-        let Some(mut schema) = get(&tool, "input_schema").filter(|s| s.kind() == ValueKind::Map) else {
+        let Some(mut schema) = get(&tool, "input_schema").filter(|s| s.is_dict()) else {
             return Err(RenderError::Unsupported("a tool of Anthropic's servers"));
         };
         if get(&schema, "type").is_none() {
@@ -174,7 +178,7 @@ fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Vec<Value>, RenderEr
         }
         let mut function = vec![
             ("name", get(&tool, "name").unwrap_or_default()),
-            ("description", get(&tool, "description").unwrap_or(Value::from(()))),
+            ("description", get(&tool, "description").unwrap_or(Value::None)),
             ("parameters", schema),
         ];
         function.extend(["strict", "defer_loading"].into_iter().filter_map(|key| Some((key, get(&tool, key)?))));

@@ -19,11 +19,10 @@ mod tools;
 pub use openai::{Completion, completions};
 
 use super::node::KnownFields;
-use super::{ChatTemplate, ContentFormat, TemplateError, python};
+use super::{ChatTemplate, ContentFormat, TemplateError};
 use crate::work::{Stopped, WorkLimit};
+use attache_jinja::Value;
 use attache_protocol::{Api, MediaKind};
-use minijinja::Value;
-use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::{SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -166,8 +165,8 @@ impl Chat {
         let last = if self.continue_final_message { Some(mark_end(&mut messages, &self.work)?) } else { None };
         let mut variables = special.clone();
         // Defined in every template, at least as None.
-        variables.insert("documents".to_owned(), Value::from(()));
-        variables.insert("tools".to_owned(), self.tools.map_or(Value::from(()), list));
+        variables.insert("documents".to_owned(), Value::None);
+        variables.insert("tools".to_owned(), self.tools.map_or(Value::None, list));
         variables.extend(self.variables);
         variables.insert("messages".to_owned(), list(messages));
         let text = template.render(variables, input_bytes, time, &self.work)?;
@@ -254,11 +253,11 @@ impl ChatMessage {
         } else if is("tool") {
             add("tool_call_id", more.tool_call_id);
         }
-        let is_text = |v: &Value| v.kind() == ValueKind::String;
+        let is_text = |v: &Value| v.is_text();
         add("name", more.name.filter(is_text));
         add("task", more.task.filter(is_text));
         if is("developer") {
-            add("tools", Some(more.tools.unwrap_or(Value::from(()))));
+            add("tools", Some(more.tools.unwrap_or(Value::None)));
         }
         Ok(KnownFields::value(out, work)?)
     }
@@ -266,17 +265,17 @@ impl ChatMessage {
 
 /// Returns the texts of a message's content, in order.
 fn texts(content: &Value) -> Result<Texts, RenderError> {
-    match content.kind() {
-        ValueKind::String => Ok(smallvec![content.clone()]),
-        ValueKind::None | ValueKind::Undefined => Ok(Texts::new()),
-        ValueKind::Seq => items(content).filter_map(|part| part_text(&part).transpose()).collect(),
+    match content {
+        content if content.is_text() => Ok(smallvec![content.clone()]),
+        Value::None | Value::Undefined => Ok(Texts::new()),
+        content if content.is_list() => items(content).filter_map(|part| part_text(&part).transpose()).collect(),
         _ => Err(body_error("a chat request", "content must be a string or an array of parts")),
     }
 }
 
 /// Returns the text of one content part, or `None` where it counts as absent.
 fn part_text(part: &Value) -> Result<Option<Value>, RenderError> {
-    if part.kind() == ValueKind::String {
+    if part.is_text() {
         return Ok(Some(part.clone()));
     }
     let kind = get(part, "type");
@@ -290,7 +289,7 @@ fn part_text(part: &Value) -> Result<Option<Value>, RenderError> {
         None => return Err(RenderError::Unsupported("a part without a type")),
     };
     match get(part, key) {
-        Some(text) if text.kind() == ValueKind::String => Ok(Some(text)),
+        Some(text) if text.is_text() => Ok(Some(text)),
         Some(_) => Err(body_error("a chat request", "the text of a part must be a string")),
         None => Ok(None),
     }
@@ -319,20 +318,22 @@ fn mark_end(messages: &mut [Value], work: &WorkLimit) -> Result<String, RenderEr
     let mut parts: Vec<Value> = items(&content).collect();
     let part = parts.last_mut().ok_or_else(nothing)?;
     let text = get(part, "text").ok_or_else(nothing)?;
+    let text = text.as_str().unwrap_or_default().to_owned();
     *part = text_part(Value::from(format!("{text}{CONTINUE_TAG}")), work)?;
     *last = with(last, "content", list(parts));
-    Ok(text.to_string())
+    Ok(text)
 }
 
 /// Returns the prompt up to the mark.
 fn cut_at_mark(mut text: String, last: &str) -> Result<String, RenderError> {
     let lost = || TemplateError::Failed("it does not render the message that is to be continued".to_owned());
-    let mark = text.rfind(CONTINUE_TAG.trim_end()).filter(|_| text.contains(python::strip(last))).ok_or_else(lost)?;
+    let mark =
+        text.rfind(CONTINUE_TAG.trim_end()).filter(|_| text.contains(attache_jinja::strip(last))).ok_or_else(lost)?;
     let kept_space = text.get(mark..).is_some_and(|t| t.starts_with(CONTINUE_TAG));
     text.truncate(mark);
     if !kept_space {
         // The template strips messages, so the end of this one is stripped too.
-        text.truncate(python::strip_end(&text).len());
+        text.truncate(attache_jinja::strip_end(&text).len());
     }
     Ok(text)
 }
@@ -353,7 +354,7 @@ fn json_error(what: &'static str, error: &serde_json::Error) -> RenderError {
 }
 
 fn list(values: impl IntoIterator<Item = Value>) -> Value {
-    Value::from(values.into_iter().collect::<Vec<_>>())
+    Value::list(values.into_iter().collect::<Vec<_>>()).unwrap_or_default()
 }
 
 fn text_part(text: Value, work: &WorkLimit) -> Result<Value, RenderError> {
@@ -411,20 +412,25 @@ fn each<'a, T: Deserialize<'a>>(
 
 /// Returns the value of `key` in a JSON object; `None` also for null.
 fn get(object: &Value, key: &str) -> Option<Value> {
-    object.get_attr(key).ok().filter(|v| !v.is_none() && !v.is_undefined())
+    object.get(key).filter(|v| !v.is_none() && !v.is_undefined()).cloned()
 }
 
 fn items(list: &Value) -> impl Iterator<Item = Value> {
-    list.try_iter().into_iter().flatten()
+    list.items().into_iter().flatten().cloned()
 }
 
 fn pairs(object: &Value) -> impl Iterator<Item = (Value, Value)> {
-    items(object).filter_map(|key| object.get_item(&key).ok().map(|value| (key, value)))
+    object.as_dict().into_iter().flat_map(|dict| dict.iter()).map(|(key, value)| (key.clone(), value.clone()))
 }
 
 /// Returns the object with one value set; an existing key keeps its position.
 fn with(object: &Value, key: &str, value: Value) -> Value {
-    Value::from_pairs(pairs(object).chain([(Value::from(key), value)]))
+    dict(pairs(object).chain([(Value::from(key), value)]))
+}
+
+/// A dictionary. Requests are not nested too deeply for values.
+fn dict<K: Into<Value>>(entries: impl IntoIterator<Item = (K, Value)>) -> Value {
+    Value::dict(entries).unwrap_or_default()
 }
 
 #[cfg(test)]

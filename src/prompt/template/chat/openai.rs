@@ -6,7 +6,7 @@ use super::{
 };
 use crate::template::node;
 use crate::work::WorkLimit;
-use minijinja::Value;
+use attache_jinja::Value;
 use serde::Deserialize;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;

@@ -4,11 +4,12 @@
 //! (reasoning, text, calls) become one message; the output of a call becomes a tool message. A request that continues
 //! an earlier one is not rendered, because its history is on the server.
 
-use super::{Chat, ChatMessage, ITEM_BYTES, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
+use super::{
+    Chat, ChatMessage, ITEM_BYTES, RenderError, body_error, dict, dump_tool, each, get, items, read_json, texts,
+};
 use crate::template::node;
 use crate::work::WorkLimit;
-use minijinja::Value;
-use minijinja::value::ValueKind;
+use attache_jinja::Value;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -99,7 +100,7 @@ fn push_item(item: &Value, out: &mut Vec<ChatMessage>) -> Result<(), RenderError
         }
         (None | Some("message"), Some("assistant")) => {
             let text = match get(item, "content") {
-                Some(text) if text.kind() == ValueKind::String => text,
+                Some(text) if text.is_text() => text,
                 _ => first_text(item, "content").unwrap_or(Value::from("")),
             };
             let content = texts(&text)?;
@@ -129,9 +130,9 @@ fn assistant(
 
 fn push_call(item: &Value, out: &mut Vec<ChatMessage>) {
     let field = |key| get(item, key).unwrap_or(Value::from(""));
-    let call = Value::from_pairs([
+    let call = dict([
         ("id", field("call_id")),
-        ("function", Value::from_pairs([("name", field("name")), ("arguments", field("arguments"))])),
+        ("function", dict([("name", field("name")), ("arguments", field("arguments"))])),
         ("type", Value::from("function")),
     ]);
     assistant(out, |_| true, |message| message.more().calls.push(call));
@@ -140,7 +141,7 @@ fn push_call(item: &Value, out: &mut Vec<ChatMessage>) {
 /// Returns the text of the first part of a list.
 fn first_text(item: &Value, key: &str) -> Option<Value> {
     let first = items(&get(item, key)?).next()?;
-    if first.kind() == ValueKind::String { Some(first) } else { get(&first, "text") }
+    if first.is_text() { Some(first) } else { get(&first, "text") }
 }
 
 fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Option<Vec<Value>>, RenderError> {

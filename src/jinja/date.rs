@@ -1,8 +1,7 @@
 //! `strftime_now`: the date that some templates put into the system prompt.
 
-use minijinja::{Error, ErrorKind, Value};
+use crate::{Error, Result};
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -20,14 +19,8 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Returns the function for templates, with a fixed time.
-pub(super) fn strftime_at(time: SystemTime) -> Value {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    Value::from_function(move |format: &str| strftime(format, seconds))
-}
-
 /// Python's `strftime` in the C locale and UTC. An unknown directive is an error.
-fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
+pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String> {
     let date = Date::of(seconds);
     let mut out = String::with_capacity(format.len() + 16);
     let mut chars = format.chars();
@@ -41,7 +34,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
             other => other.map(|c| (c, true)),
         };
         if directive.is_none_or(|(d, padded)| date.write(&mut out, d, padded).is_err()) {
-            return Err(Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown format {format:?}")));
+            return Err(Error::failed(format!("strftime_now: unknown format {format:?}")));
         }
     }
     Ok(out)
