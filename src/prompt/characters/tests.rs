@@ -14,12 +14,17 @@ fn characters(block: usize) -> Characters {
 /// The keys, computed from the whole stream at once.
 fn eager(characters: &Characters, prompt: &Prompt<'_>, root: u64) -> Vec<BlockKey> {
     let (bytes, block) = match prompt {
-        Prompt { tools: None, documents: None, system, pieces, .. } if system.is_empty() => match pieces.as_slice() {
-            [Piece::Tokens(ids)] => {
-                (ids.iter().flat_map(|id| id.to_le_bytes()).collect(), characters.block_size.at_least_one().get() * 4)
+        Prompt { settings, tools: None, documents: None, system, pieces, .. }
+            if settings.variables.is_none() && system.is_empty() =>
+        {
+            match pieces.as_slice() {
+                [Piece::Tokens(ids)] => {
+                    let block = characters.block_size.at_least_one().get() * 4;
+                    (ids.iter().flat_map(|id| id.to_le_bytes()).collect(), block)
+                }
+                _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes().get()),
             }
-            _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes().get()),
-        },
+        }
         _ => (Pieces::new(prompt, &characters.volatile).to_bytes(), characters.block_bytes().get()),
     };
     let key = |(i, block): (usize, &[u8])| match i {
