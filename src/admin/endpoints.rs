@@ -18,6 +18,7 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
         "synced": snapshot.synced,
         "queued_requests": view.queue.requests.get(),
         "queued_bytes": view.queue.bytes.get(),
+        "unread_prompts": view.prefix.unread().kinds(),
         "endpoints": snapshot.endpoints.iter().map(|state| endpoint(state, view, now)).collect::<Vec<_>>(),
     })
 }

@@ -48,6 +48,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         claim_life: Duration::from_secs(1),
         seed: 7,
     });
+    prefix.unread().record("m", "the chat template failed", clock.now());
     let queue = QueueDepth::default();
     queue.requests.set(4);
     let view = PoolView {
@@ -434,6 +435,8 @@ async fn every_page_answers() {
     assert_eq!(call(address, "GET", "/ready").await.2, "waiting for: draining\n");
 
     let page = get_json(address, "/endpoints").await;
+    let unread = serde_json::json!([{"model": "m", "reason": "the chat template failed", "prompts": 1}]);
+    assert_eq!(page["pools"][0]["unread_prompts"], unread);
     assert_eq!((&page["rejections"]["shed"], &page["pools"][0]["queued_requests"]), (&3.into(), &4.into()));
     assert_eq!(page["degraded"], serde_json::json!({"encoded_response": 3}));
     let pool = page["pools"][0].clone();

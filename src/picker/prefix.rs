@@ -22,7 +22,7 @@ use attache_prompt::remote::{KnownTokens, RemoteTokens, TokenCall};
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
-use attache_types::clock::Clock;
+use attache_types::clock::{Clock, Timestamp};
 pub use keys::PromptKeys;
 use made::{MadePrompt, Outcome};
 use std::borrow::Cow;
@@ -38,6 +38,11 @@ pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
 /// some 300 steps for each, and thousands of empty messages fit into [`DEFAULT_INLINE_BYTES`].
 #[cfg(feature = "hf-tokenizers")]
 const MAX_INLINE_PIECES: usize = 128;
+
+/// The reason why a prompt with media has no tokens.
+const MEDIA: &str = "the prompt has images, audio or video";
+/// The reason why a prompt above a limit has no tokens.
+const TOO_LARGE: &str = "the prompt has too many parts, or needs more memory than the size of its body allows";
 
 /// The tokenizer of a pool.
 #[derive(Debug)]
@@ -216,8 +221,10 @@ struct ModelTokenizer<'p> {
 enum Missing {
     /// This background work must run first.
     Tokens(Warming),
-    /// The tokenizer does not support the request.
-    Tokenizer,
+    /// The tokenizer does not support the request, for this reason.
+    Tokenizer(Cow<'static, str>),
+    /// The recorded request has no blocks for this model.
+    Recorded,
     /// Tokenizing needs more memory than the size of the body allows.
     TooLarge,
 }
@@ -269,10 +276,32 @@ impl PoolPrefix {
             // The background work did not finish in time and is not repeated.
             Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate, None),
             Err(Missing::Tokens(warming)) => return Read::Warm(warming),
-            Err(Missing::Tokenizer) => return Read::Unreadable(Degraded::Untokenized, None),
-            Err(Missing::TooLarge) => return Read::Unreadable(Degraded::Untokenized, Some(Limit::PromptBytes)),
+            Err(Missing::Recorded) => return Read::Unreadable(Degraded::Untokenized, None),
+            Err(Missing::Tokenizer(reason)) => {
+                self.report(prompt_ref, &reason, q.now);
+                return Read::Unreadable(Degraded::Untokenized, None);
+            }
+            Err(Missing::TooLarge) => {
+                self.report(prompt_ref, TOO_LARGE, q.now);
+                return Read::Unreadable(Degraded::Untokenized, Some(Limit::PromptBytes));
+            }
         };
         Read::Ready(Reading { source, root })
+    }
+
+    /// Counts a prompt without tokens, for the log and the status page.
+    fn report(&self, prompt_ref: PromptRef<'_>, reason: &str, now: Timestamp) {
+        if let Some((kind, skipped)) = self.cache.unread().record(prompt_ref.target, reason, now) {
+            let (model, api) = (&*kind.model, prompt_ref.api.name());
+            tracing::warn!(
+                model,
+                api,
+                reason = &*kind.reason,
+                prompts = kind.prompts,
+                skipped,
+                "prompt not tokenized: routed without prefix lookup"
+            );
+        }
     }
 
     /// The tenant of a request, by the tenant rule, otherwise by the pool's tenant header.
@@ -297,7 +326,7 @@ impl PoolPrefix {
         root: u64,
     ) -> Result<Source<'p>, Missing> {
         if let Some(known) = q.body.known() {
-            return known.keys.blocks(prompt_ref.target).map(Source::Known).ok_or(Missing::Tokenizer);
+            return known.keys.blocks(prompt_ref.target).map(Source::Known).ok_or(Missing::Recorded);
         }
         // The parser keeps only the first pieces of a prompt with too many.
         if request.prompt.is_cut {
@@ -308,15 +337,16 @@ impl PoolPrefix {
                 (Outcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
                 #[cfg(feature = "hf-tokenizers")]
                 (Outcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
-                (Outcome::NotText | Outcome::Refused, _) => Err(Missing::Tokenizer),
+                (Outcome::NotText, _) => Err(Missing::Tokenizer(MEDIA.into())),
+                (Outcome::Refused(reason), _) => Err(Missing::Tokenizer(reason.to_string().into())),
                 (Outcome::TooLarge, _) => Err(Missing::TooLarge),
             };
         }
         match &self.tokenizer {
             // The model server will cut the start of such a prompt, and the keys with it. Tokenizers that render a
             // whole prompt handle this themselves.
-            Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Tokenizer),
-            Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(Missing::Tokenizer),
+            Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(truncated()),
+            Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(truncated()),
             Tokenizer::Characters(characters) => Ok(Source::Characters(characters, &request.prompt)),
             Tokenizer::Fields { blocks, .. } => Ok(Source::Fields(blocks, &request.prompt)),
             Tokenizer::Remote { blocks, .. } if request.prompt.is_token_ids() => {
@@ -329,7 +359,9 @@ impl PoolPrefix {
                     KnownTokens::Ids(ids) => Ok(Source::Ids(blocks, ids)),
                     KnownTokens::NotYet if q.last => self.fallback_source(request).unwrap_or_else(missing),
                     KnownTokens::NotYet => missing(),
-                    KnownTokens::Unsupported => self.fallback_source(request).unwrap_or(Err(Missing::Tokenizer)),
+                    KnownTokens::Unsupported => self
+                        .fallback_source(request)
+                        .unwrap_or_else(|| Err(Missing::Tokenizer("the remote tokenizer did not tokenize it".into()))),
                 }
             }
             #[cfg(feature = "hf-tokenizers")]
@@ -360,7 +392,7 @@ impl PoolPrefix {
                 });
             }
             Api::Completions if prompt.is_token_ids() && !request.opaque_prompt => {
-                return if request.truncated { Err(Missing::Tokenizer) } else { Ok(Source::Fields(blocks, prompt)) };
+                return if request.truncated { Err(truncated()) } else { Ok(Source::Fields(blocks, prompt)) };
             }
             // The template would reject media too, but rendering would copy them first.
             Api::ChatCompletions | Api::Messages if prompt.has_media() => return as_text(canonical, request),
@@ -377,10 +409,7 @@ impl PoolPrefix {
             }
             Err(RenderError::NotText(_)) => as_text(canonical, request),
             Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
-            Err(error) => {
-                tracing::debug!(%error, api = prompt_ref.api.name(), "chat template failed for a prompt");
-                Err(Missing::Tokenizer)
-            }
+            Err(error) => Err(Missing::Tokenizer(error.to_string().into())),
         }
     }
 
@@ -522,10 +551,15 @@ impl Tokenizer {
     }
 }
 
+/// The server will cut the start of the prompt, at an unknown position.
+fn truncated() -> Missing {
+    Missing::Tokenizer("the request lets the server truncate the prompt".into())
+}
+
 /// Blocks of text for a prompt with media. Models encode media differently, and token ids alone do not distinguish two
 /// images.
 fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<Source<'p>, Missing> {
-    if request.truncated { Err(Missing::Tokenizer) } else { Ok(Source::Characters(canonical, &request.prompt)) }
+    if request.truncated { Err(truncated()) } else { Ok(Source::Characters(canonical, &request.prompt)) }
 }
 
 /// Background work that fetches the tokens of a request, after which [`RemoteTokens::known`] returns them.

@@ -25,6 +25,7 @@ use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace, Root};
 use super::learning::PrefixUpdate;
 use super::residents::{Resident, Residents};
+use super::unread::UnreadPrompts;
 use ahash::{AHashMap, AHashSet};
 use arc_swap::ArcSwap;
 use attache_pool::{EndpointMetrics, PoolSnapshot};
@@ -79,6 +80,7 @@ pub struct PrefixCache {
     own_tokens: Average,
     servers: Mutex<AHashMap<EndpointId, ServerEstimates>>,
     stats: CacheStats,
+    unread: UnreadPrompts,
 }
 
 /// Holder of an endpoint's estimated blocks, and how many it may have.
@@ -139,6 +141,7 @@ impl PrefixCache {
             own_tokens: Average::new(1.0),
             servers: Mutex::default(),
             stats: CacheStats::default(),
+            unread: UnreadPrompts::default(),
         }
     }
 
@@ -197,6 +200,12 @@ impl PrefixCache {
     #[must_use]
     pub fn stats(&self) -> &CacheStats {
         &self.stats
+    }
+
+    /// Returns the prompts that could not be looked up.
+    #[must_use]
+    pub fn unread(&self) -> &UnreadPrompts {
+        &self.unread
     }
 
     /// Speculative entries of prompts that are in flight.

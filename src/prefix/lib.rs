@@ -24,6 +24,7 @@ pub mod key;
 pub mod learning;
 pub mod residents;
 pub mod trust;
+pub mod unread;
 pub mod wire;
 
 pub use index::{

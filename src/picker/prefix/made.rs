@@ -31,8 +31,8 @@ pub enum Outcome {
     Keys(Arc<MadePrompt>),
     /// The prompt contains media, which the template does not render as text.
     NotText,
-    /// The template failed.
-    Refused,
+    /// The template or the tokenizer failed, for this reason.
+    Refused(Box<str>),
     /// The work needs more memory than the size of the body allows.
     TooLarge,
 }
@@ -115,10 +115,7 @@ impl PoolPrefix {
                 Err(RenderError::NotText(_)) => Some(Outcome::NotText),
                 Err(RenderError::Stopped(Stopped::Cancelled)) => None,
                 Err(RenderError::Stopped(Stopped::TooLarge)) => Some(Outcome::TooLarge),
-                Err(error) => {
-                    tracing::debug!(%error, api = api.name(), "chat template failed for a prompt");
-                    Some(Outcome::Refused)
-                }
+                Err(error) => Some(Outcome::Refused(error.to_string().into())),
             }
         })
     }

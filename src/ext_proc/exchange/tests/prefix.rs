@@ -286,6 +286,37 @@ fn prompt_length_is_the_count_of_the_models_own_tokenizer() {
     }
 }
 
+/// Both on the serving thread and in the background, the reason is kept for the log and the status page.
+#[cfg(feature = "hf-tokenizers")]
+#[tokio::test]
+async fn prompt_that_its_template_refuses_is_counted_with_model_and_reason() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
+    let tokenizer = std::fs::read(folder.join("tokenizer.json")).unwrap();
+    let model = HuggingFace::from_parts(&tokenizer, None, Some("{{ raise_exception('no such role') }}")).unwrap();
+    let (blocks, memo) = token_blocks(|encoder| Arc::new(encoder));
+    let canonical = Characters::new(KeySpace::new(7));
+    let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
+    let tokenizer = Some(Tokenizer::HuggingFace { model: Arc::new(model), blocks, memo, canonical });
+    let world = Setup { parameters, tokenizer, ..Setup::default() }.build();
+    let (exchange, _) = ask(&world, &chat(&[("user", "short")]));
+    answer(exchange, "200", "fine");
+    let mut exchange = world.exchange();
+    send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
+    let long = chat(&[("user", &text("long", 8_000))]);
+    assert!(send(&mut exchange, request(Message::RequestBody(body(long.as_bytes(), true)))).is_empty());
+    warmer::run(exchange.warming().expect("background work")).await;
+    let mut out = Actions::new();
+    exchange.on(Event::Warmed, NOW, &mut out).unwrap();
+    assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
+    answer(exchange, "200", "fine");
+    let config = world.processor.picker.config();
+    let kinds = config.pools()[0].prefix.as_ref().unwrap().cache.unread().kinds();
+    let shown: Vec<_> = kinds.iter().map(|kind| (&*kind.reason, kind.prompts)).collect();
+    assert_eq!(shown, [("the chat template failed: no such role (line 1)", 2)]);
+    assert!(!kinds[0].model.is_empty());
+    assert_eq!(world.processor.metrics.degraded_count(attache_picker::event::Degraded::Untokenized), 2);
+}
+
 #[tokio::test]
 async fn known_remote_tokens_are_counted_once_per_request() {
     let server = ServerConfig::default();
