@@ -51,6 +51,7 @@ use prometheus_client::registry::Registry;
 use recording::{recorder, unrecordable};
 use redis::Redis;
 use routing::Prepared;
+use sd_notify::NotifyState;
 use std::path::PathBuf;
 use std::sync::Arc;
 use sync::Sync;
@@ -227,6 +228,7 @@ impl RunningProcess {
     /// Drains the streams by the phases of `shutdown`, and then ends all tasks.
     async fn end(self, app: &App, shutdown: &Shutdown) {
         app.readiness.set_draining();
+        tell_manager(&NotifyState::Stopping);
         self.leading.cancel();
         shutdown.reached(Phase::Draining).await;
         self.accepting.cancel();
@@ -311,6 +313,7 @@ async fn serve(
         Served { shards: accepts, listeners, health, readiness, pages, accepting: accepted_until, stop: until };
     ports.serve(served)?;
     listening.release();
+    tell_manager(&NotifyState::Ready);
 
     tokio::select! {
         () = shutdown.reached(Phase::Lame) => {}
@@ -318,6 +321,14 @@ async fn serve(
     }
     RunningProcess { shards, accepting, drain, leading, leader, stop, recorder, traces }.end(&app, &shutdown).await;
     Ok(())
+}
+
+/// Tells the service manager that started this process, such as systemd for a unit of `Type=notify`. Others set no
+/// socket for it, and are told nothing.
+fn tell_manager(state: &NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
+        tracing::warn!(%error, "can't notify the service manager ($NOTIFY_SOCKET)");
+    }
 }
 
 /// The content of the admin pages.

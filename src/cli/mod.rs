@@ -7,7 +7,10 @@ mod check;
 mod completions;
 mod explain;
 pub mod flags;
+mod man;
 mod output;
+#[cfg(feature = "simulator")]
+mod quickstart;
 mod reference;
 #[cfg(feature = "simulator")]
 mod replay;
@@ -60,6 +63,9 @@ pub struct Cli {
 enum Verb {
     /// Choose an endpoint for every request of Envoy.
     Run(Box<flags::RunArgs>),
+    /// Try Attaché on this machine: simulated model servers, Attaché and Envoy.
+    #[cfg(feature = "simulator")]
+    Quickstart(quickstart::QuickstartArgs),
     /// Simulate a fleet of model servers over real HTTP.
     #[cfg(feature = "simulator")]
     Sim(Box<sim::Args>),
@@ -74,6 +80,8 @@ enum Verb {
     Version(version::VersionArgs),
     /// Print completions for a shell.
     Completions(completions::CompletionsArgs),
+    /// Write manual pages to a directory.
+    Man(man::ManArgs),
 }
 
 /// The whole program: parses the command line, runs the verb, and returns the exit code.
@@ -83,6 +91,8 @@ pub fn main() -> ExitCode {
     match Cli::try_parse_from(words) {
         Ok(cli) => match cli.verb {
             Verb::Run(args) => run::run(&args, &warnings),
+            #[cfg(feature = "simulator")]
+            Verb::Quickstart(args) => quickstart::run(args),
             #[cfg(feature = "simulator")]
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
                 message(format_args!("error: {error:#}"));
@@ -94,6 +104,7 @@ pub fn main() -> ExitCode {
             Verb::Replay(args) => replay::run(&args),
             Verb::Version(args) => version::version(&args),
             Verb::Completions(args) => completions::completions(&args, Cli::command()),
+            Verb::Man(args) => man::man(&args, Cli::command()),
         },
         Err(error) => {
             // A closed pipe (`attache --help | head -1`) is not an error.

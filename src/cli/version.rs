@@ -31,7 +31,9 @@ pub(super) fn version(args: &VersionArgs) -> ExitCode {
             "version": version,
             "features": features,
             "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
-            "debug": cfg!(debug_assertions),
+            // `release/build.sh` sets both.
+            "commit": option_env!("ATTACHE_COMMIT"),
+            "profile": option_env!("ATTACHE_PROFILE").unwrap_or(if cfg!(debug_assertions) { "dev" } else { "release" }),
         }));
     } else {
         print(format_args!("attache {version}"));

@@ -36,6 +36,7 @@ mod prefill_losses;
 mod prefix;
 #[cfg(feature = "redis")]
 mod profiles;
+mod quickstart;
 mod record;
 mod refusals;
 mod replay_live;

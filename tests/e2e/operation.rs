@@ -6,15 +6,16 @@ use crate::support::body::{Payload, chat};
 use crate::support::client::{self, Http};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::{eventually, scratch};
+use crate::support::process::{Process, eventually, scratch};
 use crate::support::sim::SimProcess;
 use crate::traffic::Traffic;
 use bytes::Bytes;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixDatagram};
 use tokio::time::Instant;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -225,4 +226,35 @@ async fn ext_proc_port_serves_health_checks_unless_disabled() {
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_manager_is_told_of_start_and_end() {
+    let directory = scratch("notify");
+    let path = directory.path().join("socket");
+    let socket = UnixDatagram::bind(&path).expect("a socket");
+    let told = async || {
+        let mut message = [0; 64];
+        let received = tokio::time::timeout(Duration::from_secs(30), socket.recv(&mut message)).await;
+        let length = received.expect("a message within 30 s").expect("a message");
+        String::from_utf8_lossy(&message[..length]).into_owned()
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.args([
+        "run",
+        "--bind",
+        "127.0.0.1",
+        "--secure-serving=false",
+        "--drain-min-delay",
+        "0s",
+        "--engine",
+        "none",
+    ]);
+    command.args(["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--endpoint", "127.0.0.1:9"]);
+    let mut process = Process::spawn("attache", command.env("NOTIFY_SOCKET", &path), directory);
+    assert_eq!(told().await.trim_end(), "READY=1");
+    assert!(process.stderr().contains("listening"), "the ports are open: {}", process.stderr());
+    process.signal("TERM");
+    assert_eq!(told().await.trim_end(), "STOPPING=1");
+    assert_eq!(process.wait().await.code(), Some(0));
 }

@@ -40,14 +40,12 @@ fn readme_configuration_is_accepted() {
 #[test]
 fn readme_flags_exist() {
     let mut known = String::new();
-    for verb in ["run", "check", "sim", "replay"] {
+    for verb in ["run", "check", "quickstart", "sim", "replay"] {
         let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().unwrap();
         known.push_str(&String::from_utf8(output.stdout).unwrap());
     }
     let known: BTreeSet<&str> = flags(&known).collect();
-    // Flags of cargo and of the quickstart.
-    let others = ["--path", "--locked", "--stay"];
-    let said: BTreeSet<&str> = flags(README).filter(|flag| !others.contains(flag)).collect();
+    let said: BTreeSet<&str> = flags(README).collect();
     assert!(said.contains("--endpoint"), "{said:?}");
     assert_eq!(said.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new(), "flags that there are not");
 }

@@ -158,6 +158,8 @@ fn command_line_pages_match_the_help() {
         ("explain", "docs/reference/command-line.md"),
         ("version", "docs/reference/command-line.md"),
         ("completions", "docs/reference/command-line.md"),
+        ("man", "docs/reference/command-line.md"),
+        ("quickstart", "docs/reference/command-line.md"),
         ("replay", "docs/reference/command-line-replay.md"),
         ("sim", "docs/reference/command-line-sim.md"),
     ] {
