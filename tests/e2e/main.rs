@@ -39,6 +39,7 @@ mod profiles;
 mod quickstart;
 mod record;
 mod refusals;
+mod release;
 mod replay_live;
 #[cfg(feature = "nats")]
 mod replicas;

@@ -14,3 +14,4 @@ mod sim;
 mod tokenize;
 mod virtual_time;
 mod vllm_hash;
+mod workflows;

@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# Makes the files of a release in dist/ (or $DIST), from a clean clone.
+#
+#   release/build.sh [--tested PROFILE] [PART...]
+#
+#   --tested PROFILE   packages the program of `cargo test` (profile `release` or `dev`), so that nothing is compiled
+#
+# It always makes the stripped program and its texts: completions, manual pages, licences of dependencies. Parts, all unless some are named:
+#   archive    attache-VERSION-x86_64-linux-gnu.tar.gz: program, texts, Envoy bootstraps, example configurations
+#   wheel      attache-VERSION-py3-none-….whl, made by maturin, with an SBOM (CycloneDX)
+#   deb        attache_VERSION_amd64.deb, with a systemd unit
+#   image      attache-VERSION-image.tar, an OCI image
+#   charts     both Helm charts
+#   sbom       attache-VERSION.cdx.json, the SBOM of the wheel
+#   sums       SHA256SUMS
+#   sign       SHA256SUMS.asc, if RELEASE_KEY names a key of gpg
+#
+# Needs Rust, Python 3 with pip, and helm, which it installs like the tests. Two runs on one commit and one machine give equal bytes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. release/names.env
+. tests/install-tools.sh
+
+all=(archive wheel deb image charts sbom sums sign)
+tested=
+parts=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --tested) tested=${2:?--tested needs a profile}; shift 2 ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *)
+      case " ${all[*]} " in *" $1 "*) parts+=("$1"); shift ;; *) echo "release: no part is called $1; there are ${all[*]}" >&2; exit 64 ;; esac
+      ;;
+  esac
+done
+[ ${#parts[@]} -gt 0 ] || parts=("${all[@]}")
+
+version=$(release/version.sh)
+target=${CARGO_TARGET_DIR:-$PWD/target}
+tools=${ATTACHE_TOOLS:-$target/tools}
+dist=${DIST:-$PWD/dist}
+mkdir -p "$dist"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# The time of every file: that of the commit.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8
+name=attache-$version-x86_64-linux-gnu
+
+if [ "$tested" ]; then
+  # With the features that the tests add to dependencies, cargo finds every crate compiled.
+  build=(--profile "$tested" --features
+    tokio/test-util,attache-flow/testing,attache-picker/testing,attache-pool/testing,attache-quota/testing,attache-scheduling/testing,attache-telemetry/testing)
+  # The program of the tests stays as it is: theirs run meanwhile.
+  export CARGO_BUILD_BUILD_DIR=$target CARGO_TARGET_DIR=$work/target
+  program=$work/target/${tested/dev/debug}/attache
+else
+  build=(--profile dist)
+  program=$target/dist/attache
+  # The compiler writes paths of sources into the program; these do not depend on the directory.
+  export RUSTFLAGS="--remap-path-prefix=$PWD=/attache --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+  # What `attache version --json` says.
+  ATTACHE_COMMIT=$(git rev-parse HEAD)
+  export ATTACHE_COMMIT ATTACHE_PROFILE=dist
+fi
+
+# tar and gzip without times, owners and the order of a directory.
+pack() { # DIRECTORY OUTPUT
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w \
+    -C "$(dirname "$1")" -cf - "$(basename "$1")" | gzip -n9 >"$2"
+}
+
+make_program() {
+  cargo build --locked --bin attache "${build[@]}"
+  strip -o "$work/attache" "$program"
+  chmod 755 "$work/attache"
+}
+
+make_texts() {
+  mkdir -p "$work/texts/completions" "$work/texts/man"
+  "$work/attache" completions bash >"$work/texts/completions/attache.bash"
+  "$work/attache" completions zsh >"$work/texts/completions/_attache"
+  "$work/attache" completions fish >"$work/texts/completions/attache.fish"
+  "$work/attache" man "$work/texts/man"
+  release/licences.py >"$work/texts/THIRD-PARTY-LICENCES.txt"
+  cp "$work/texts/THIRD-PARTY-LICENCES.txt" "$dist"
+}
+
+make_archive() {
+  mkdir -p "$work/$name"
+  cp -r "$work/attache" "$work/texts"/* LICENSE README.md CHANGELOG.md envoy examples/configs "$work/$name"
+  pack "$work/$name" "$dist/$name.tar.gz"
+}
+
+make_wheel() {
+  install maturin release/requirements.txt "$tools/maturin"
+  rm -f "$dist"/attache-*.whl
+  "$tools/maturin/bin/maturin" build "${build[@]}" --bindings bin --locked --strip --auditwheel check --out "$dist"
+}
+
+make_deb() {
+  release/deb.sh "$work/attache" "$work/texts" "$dist/attache_${version}_amd64.deb"
+}
+
+make_image() {
+  release/image.py "$work/attache" "$dist/attache-$version-image.tar" "$REGISTRY/attache:$version"
+}
+
+make_charts() {
+  tests/install-kubernetes-tools.sh "$tools" >/dev/null
+  local chart
+  for chart in examples/kubernetes/helm/*/; do
+    chart=$(basename "$chart")
+    rm -rf "$work/charts"
+    mkdir -p "$work/charts/unpacked"
+    "$tools/kubernetes/helm" package --destination "$work/charts" "examples/kubernetes/helm/$chart" >/dev/null
+    # helm writes the current time into the archive.
+    tar -C "$work/charts/unpacked" -xzf "$work/charts/$chart-$version.tgz"
+    pack "$work/charts/unpacked/$chart" "$dist/$chart-$version.tgz"
+  done
+}
+
+make_sbom() {
+  python3 - "$dist" "attache-$version.cdx.json" <<'PYTHON'
+import pathlib, sys, zipfile
+dist, output = pathlib.Path(sys.argv[1]), sys.argv[2]
+wheel = next(dist.glob("attache-*.whl"))
+with zipfile.ZipFile(wheel) as archive:
+    name = next(name for name in archive.namelist() if ".dist-info/sboms/" in name and name.endswith(".json"))
+    (dist / output).write_bytes(archive.read(name))
+PYTHON
+}
+
+make_sums() {
+  (cd "$dist" && rm -f SHA256SUMS SHA256SUMS.asc && sha256sum -- * >"$work/SHA256SUMS" && mv "$work/SHA256SUMS" .)
+}
+
+make_sign() {
+  if [ -n "${RELEASE_KEY:-}" ]; then
+    gpg --batch --yes --local-user "$RELEASE_KEY" --armor --detach-sign --output "$dist/SHA256SUMS.asc" "$dist/SHA256SUMS"
+  else
+    echo "release: not signed, because RELEASE_KEY is not set" >&2
+  fi
+}
+
+started=$SECONDS
+make_program
+make_texts
+for part in "${all[@]}"; do
+  case " ${parts[*]} " in *" $part "*) ;; *) continue ;; esac
+  echo "release: $part (after $((SECONDS - started)) s)" >&2
+  "make_$part"
+done
+ls -l "$dist" >&2
