@@ -192,7 +192,8 @@ impl Parts {
             let detector = find(DETECTORS, "concurrency-detector").unwrap();
             let flow = PoolFlow {
                 settings: Settings { queue: self.queues, ..Settings::default() },
-                detector: (detector.build)(&json!({ "maxConcurrency": full_at })).unwrap().into(),
+                // The strategy takes the first endpoint for every request. Without `compat` that one alone would be full.
+                detector: (detector.build)(&json!({ "maxConcurrency": full_at, "compat": true })).unwrap().into(),
                 ceiling: (find(CEILINGS, "static-usage-limit-policy").unwrap(), serde_json::Value::Null),
                 admitters: Vec::new(),
                 said: serde_json::Value::Null,
