@@ -42,9 +42,10 @@ dist=${DIST:-$PWD/dist}
 mkdir -p "$dist"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# The time of every file: that of the commit.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
-export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8
+# The time of every file: that of the commit. Cargo must not see it, or it compiles C code again.
+moment=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+unset SOURCE_DATE_EPOCH
+export LC_ALL=C.UTF-8
 name=attache-$version-x86_64-linux-gnu
 
 if [ "$tested" ]; then
@@ -66,7 +67,7 @@ fi
 
 # tar and gzip without times, owners and the order of a directory.
 pack() { # DIRECTORY OUTPUT
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w \
+  tar --sort=name --mtime="@$moment" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w \
     -C "$(dirname "$1")" -cf - "$(basename "$1")" | gzip -n9 >"$2"
 }
 
@@ -99,11 +100,11 @@ make_wheel() {
 }
 
 make_deb() {
-  release/deb.sh "$work/attache" "$work/texts" "$dist/attache_${version}_amd64.deb"
+  SOURCE_DATE_EPOCH=$moment release/deb.sh "$work/attache" "$work/texts" "$dist/attache_${version}_amd64.deb"
 }
 
 make_image() {
-  release/image.py "$work/attache" "$dist/attache-$version-image.tar" "$REGISTRY/attache:$version"
+  SOURCE_DATE_EPOCH=$moment release/image.py "$work/attache" "$dist/attache-$version-image.tar" "$REGISTRY/attache:$version"
 }
 
 make_charts() {

@@ -9,17 +9,17 @@ use attache::ext_proc::exchange::Actions;
 use attache::ext_proc::{Event, Exchange, Processor};
 use attache::ids::EndpointId;
 use attache::limits::Limits;
+use attache::picker::event::Outcome;
+use attache::picker::prefix::{PoolPrefix, Tokenizer};
+use attache::picker::{ActiveConfig, Picker, PoolRuntime};
 use attache::pool::health::HealthPolicy;
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
 use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache::scheduling::{Choices, Pool, Scheduler};
-use attache::telemetry::decisions::Decisions;
-use attache::picker::event::Outcome;
-use attache::picker::prefix::{PoolPrefix, Tokenizer};
-use attache::picker::{ActiveConfig, Picker, PoolRuntime};
 use attache::telemetry::Telemetry;
+use attache::telemetry::decisions::Decisions;
 use attache::telemetry::metrics::Metrics;
 use attache::telemetry::trace::Tracing;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
@@ -82,7 +82,16 @@ fn world(rename: bool) -> World {
     let characters = Characters { block_size: cache.block_size().clone(), ..Characters::new(cache.space()) };
     let tokenizer = Tokenizer::Characters(characters);
     let clock = Clock::start();
-    let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, isolate_tenants: false, named_by_adapter: false, choose_rank: false, ranks_tell: false, clock };
+    let prefix = PoolPrefix {
+        cache,
+        tokenizer,
+        tenant_header: None,
+        isolate_tenants: false,
+        named_by_adapter: false,
+        choose_rank: false,
+        ranks_tell: false,
+        clock,
+    };
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
     let limits = Limits { max_body_bytes: 4_096, ..Limits::default() };
     let observer = Arc::new(metrics.pool("pool"));
@@ -105,7 +114,8 @@ fn byte(data: &mut &[u8]) -> u8 {
 }
 
 fn headers(data: &mut &[u8], eos: bool) -> HttpHeaders {
-    let header = |key: &str, value: &[u8]| HeaderValue { key: key.into(), raw_value: value.into(), ..HeaderValue::default() };
+    let header =
+        |key: &str, value: &[u8]| HeaderValue { key: key.into(), raw_value: value.into(), ..HeaderValue::default() };
     let choice = byte(data);
     let mut all = vec![
         header(":path", PATHS[usize::from(choice & 7)].as_bytes()),

@@ -28,7 +28,8 @@ impl Sink for Apply {
 
     fn copied(&mut self, event: Copied<'_>) {
         assert!(!event.hashes.is_empty());
-        let known = self.index.copy(self.holder, event.tier, event.hashes.iter().copied(), event.origin.unwrap_or_default());
+        let known =
+            self.index.copy(self.holder, event.tier, event.hashes.iter().copied(), event.origin.unwrap_or_default());
         assert!(known <= event.hashes.len());
     }
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use attache::limits::Limits;
-use attache::protocol::{Api, BodyFormat, parse, replace_model};
+use attache::protocol::{Api, BodyFormat, parse, replace_form_model, replace_model};
 use libfuzzer_sys::fuzz_target;
 
 /// No sequence of this many bytes of the body may appear in a message.
@@ -24,9 +24,15 @@ fuzz_target!(|data: &[u8]| {
             }
             let _ = request.prompt.estimated_tokens();
             let Some(model) = request.model.filter(|m| !m.span.is_empty()) else { return };
-            let name: String = serde_json::from_slice(&body[model.span.clone()]).expect("the span is no JSON string");
-            assert_eq!(name, model.name);
-            let rewritten = replace_model(body, model.span, "re\"written");
+            let rewritten = if api.body_format() == BodyFormat::Multipart {
+                assert_eq!(&body[model.span.clone()], model.name.as_bytes(), "the span is not the part's text");
+                replace_form_model(body, model.span, "re\"written")
+            } else {
+                let name: String =
+                    serde_json::from_slice(&body[model.span.clone()]).expect("the span is no JSON string");
+                assert_eq!(name, model.name);
+                replace_model(body, model.span, "re\"written")
+            };
             let again = parse(api, content_type, &rewritten, &limits).expect("a rewrite broke the body");
             assert_eq!(again.model.expect("a rewrite lost the model").name, "re\"written");
         }

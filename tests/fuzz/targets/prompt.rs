@@ -16,8 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let api = [Api::Completions, Api::ChatCompletions, Api::Messages, Api::Responses][usize::from(*kind) % 4];
     let Ok(request) = protocol::parse(api, None, body, &Limits::default()) else { return };
     let block_size = Arc::new(BlockSize::given(u32::from(*kind >> 2) + 1));
-    let characters =
-        Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) };
+    let characters = Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) };
     let (mut eager, mut lazy) = (characters.keys(&request.prompt, 1), characters.keys(&request.prompt, 1));
     let all = eager.upto(usize::MAX).to_vec();
     let mut asked = 0;

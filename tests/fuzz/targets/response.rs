@@ -19,7 +19,8 @@ fn rename<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<u8> {
 }
 
 fn scan<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> UsageScanner {
-    let mut scanner = UsageScanner::new(Api::Responses, AnswerFormat::Events, Watch { errors: true, response_id: true });
+    let mut scanner =
+        UsageScanner::new(Api::Responses, AnswerFormat::Events, Watch { errors: true, response_id: true });
     chunks.for_each(|chunk| scanner.push(chunk));
     scanner
 }

@@ -23,11 +23,9 @@ fn strict(api: Api, format: AnswerFormat, document: &Value) -> Option<Usage> {
         (Api::Messages, AnswerFormat::Events, "message_start") => &document["message"]["usage"],
         (Api::Messages, AnswerFormat::Events, "message_delta") => &document["usage"],
         (Api::Messages, AnswerFormat::Events, _) => return None,
-        (
-            Api::Responses,
-            AnswerFormat::Events,
-            "response.completed" | "response.incomplete" | "response.failed",
-        ) => &document["response"]["usage"],
+        (Api::Responses, AnswerFormat::Events, "response.completed" | "response.incomplete" | "response.failed") => {
+            &document["response"]["usage"]
+        }
         (Api::Responses, AnswerFormat::Events, _) => return None,
         _ => &document["usage"],
     };
