@@ -29,7 +29,10 @@ while [ $# -gt 0 ]; do
     --tested) tested=${2:?--tested needs a profile}; shift 2 ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *)
-      case " ${all[*]} " in *" $1 "*) parts+=("$1"); shift ;; *) echo "release: no part is called $1; there are ${all[*]}" >&2; exit 64 ;; esac
+      case " ${all[*]} " in
+        *" $1 "*) parts+=("$1"); shift ;;
+        *) echo "release: no part is called $1; there are ${all[*]}" >&2; exit 64 ;;
+      esac
       ;;
   esac
 done
@@ -50,8 +53,9 @@ name=attache-$version-x86_64-linux-gnu
 
 if [ "$tested" ]; then
   # With the features that the tests add to dependencies, cargo finds every crate compiled.
-  build=(--profile "$tested" --features
-    tokio/test-util,attache-flow/testing,attache-picker/testing,attache-pool/testing,attache-quota/testing,attache-scheduling/testing,attache-telemetry/testing)
+  features=tokio/test-util
+  for crate in flow picker pool quota scheduling telemetry; do features+=,attache-$crate/testing; done
+  build=(--profile "$tested" --features "$features")
   # The program of the tests stays as it is: theirs run meanwhile.
   export CARGO_BUILD_BUILD_DIR=$target CARGO_TARGET_DIR=$work/target
   program=$work/target/${tested/dev/debug}/attache
@@ -96,7 +100,8 @@ make_archive() {
 make_wheel() {
   install maturin release/requirements.txt "$tools/maturin"
   rm -f "$dist"/attache-*.whl
-  "$tools/maturin/bin/maturin" build "${build[@]}" --bindings bin --locked --strip --auditwheel check --out "$dist"
+  SOURCE_DATE_EPOCH=$moment CARGO=$PWD/release/cargo-without-date.sh "$tools/maturin/bin/maturin" build \
+    "${build[@]}" --bindings bin --locked --strip --auditwheel check --out "$dist"
 }
 
 make_deb() {
