@@ -15,7 +15,7 @@
 #   sums       SHA256SUMS
 #   sign       SHA256SUMS.asc, if RELEASE_KEY names a key of gpg
 #
-# Needs Rust, Python 3 with pip, and helm, which it installs like the tests. Two runs on one commit and one machine give equal bytes.
+# Needs Rust, Python 3 with pip, and helm, which it installs like the tests. Files have the time of the commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . release/names.env

@@ -228,7 +228,7 @@ impl RunningProcess {
     /// Drains the streams by the phases of `shutdown`, and then ends all tasks.
     async fn end(self, app: &App, shutdown: &Shutdown) {
         app.readiness.set_draining();
-        tell_manager(&NotifyState::Stopping);
+        notify_manager(&NotifyState::Stopping);
         self.leading.cancel();
         shutdown.reached(Phase::Draining).await;
         self.accepting.cancel();
@@ -313,7 +313,7 @@ async fn serve(
         Served { shards: accepts, listeners, health, readiness, pages, accepting: accepted_until, stop: until };
     ports.serve(served)?;
     listening.release();
-    tell_manager(&NotifyState::Ready);
+    notify_manager(&NotifyState::Ready);
 
     tokio::select! {
         () = shutdown.reached(Phase::Lame) => {}
@@ -323,9 +323,9 @@ async fn serve(
     Ok(())
 }
 
-/// Tells the service manager that started this process, such as systemd for a unit of `Type=notify`. Others set no
-/// socket for it, and are told nothing.
-fn tell_manager(state: &NotifyState<'_>) {
+/// Sends `state` to the service manager, if it has set the variable `NOTIFY_SOCKET`: systemd does for units of
+/// `Type=notify`.
+fn notify_manager(state: &NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
         tracing::warn!(%error, "can't notify the service manager ($NOTIFY_SOCKET)");
     }

@@ -27,7 +27,7 @@ use load::Exchange;
 use processes::Processes;
 use stack::Stack;
 use std::path::PathBuf;
-use table::{Comparison, Progress, say};
+use table::{Comparison, RunView, say};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -123,8 +123,8 @@ async fn demonstrate(
         let is_fixed = is_last && options.stay;
         let stack = Stack::start(options, &envoy, strategy, is_fixed, processes).await?;
         say(format!("\nplaying the load with {strategy}; status page: http://{}/", stack.pages));
-        let progress = if is_last { Progress::table() } else { Progress::bar() };
-        comparison.add(strategy, &play(&stack, progress).await?);
+        let view = if is_last { RunView::table() } else { RunView::bar() };
+        comparison.add(strategy, &play(&stack, view).await?);
         if !is_last {
             processes.stop().await;
         }
@@ -135,15 +135,15 @@ async fn demonstrate(
 }
 
 /// Plays the load and shows it; what clients saw.
-async fn play(stack: &Stack, mut progress: Progress) -> Result<Vec<Exchange>, QuickstartError> {
+async fn play(stack: &Stack, mut view: RunView) -> Result<Vec<Exchange>, QuickstartError> {
     let mut exchanges = load::start(stack.clients)?;
     let mut seen = Vec::with_capacity(load::TOTAL);
     while let Some(mut exchange) = exchanges.recv().await {
         exchange.why = stack.explanation(&exchange.id).await;
         seen.push(exchange);
-        progress.show(&seen);
+        view.show(&seen);
     }
-    progress.end(&seen);
+    view.end(&seen);
     let failed = seen.iter().filter_map(|e| e.failure.as_ref().map(|failure| format!("{}: {failure}", e.label)));
     let unexplained = seen.iter().filter(|e| e.failure.is_none() && e.why.is_none());
     let unexplained = unexplained.map(|e| format!("{}: no decision is on record for request {}", e.label, e.id));

@@ -19,7 +19,7 @@ pub(crate) fn say(text: impl Display) {
 
 /// How a run is shown while it runs.
 #[derive(Debug)]
-pub(crate) enum Progress {
+pub(crate) enum RunView {
     /// The number of requests that have ended.
     Bar(ProgressBar),
     /// Each request, redrawn in place.
@@ -28,7 +28,7 @@ pub(crate) enum Progress {
     Lines,
 }
 
-impl Progress {
+impl RunView {
     /// A bar on a terminal; nothing elsewhere.
     pub(crate) fn bar() -> Self {
         let style = ProgressStyle::with_template("{bar:30} {pos} of {len} requests");

@@ -8,7 +8,7 @@
 
 use super::RowParser;
 use super::fields::{shown, time, tokens, wrong};
-use super::mooncake::{MAX_BLOCK_TOKENS, prompt, wrong_size};
+use super::mooncake::{checked_size, prompt};
 use crate::names::{TextKind, name};
 use crate::{Request, TraceError};
 use attache_sim::content::Piece;
@@ -56,12 +56,9 @@ impl Bailian {
     /// Blocks of `block_tokens`.
     ///
     /// # Errors
-    /// `block_tokens` is 0 or more than [`MAX_BLOCK_TOKENS`].
+    /// See [`checked_size`].
     pub(super) fn new(block_tokens: u32) -> Result<Self, TraceError> {
-        if !(1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
-            return Err(wrong_size(block_tokens));
-        }
-        Ok(Self { block_tokens, sessions: HashMap::new(), order: VecDeque::new() })
+        Ok(Self { block_tokens: checked_size(block_tokens)?, sessions: HashMap::new(), order: VecDeque::new() })
     }
 
     /// The session of the request `chat`: that of its parent, else a new one.

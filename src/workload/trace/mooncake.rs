@@ -23,10 +23,16 @@ pub const MAX_BLOCK_TOKENS: u32 = 65_536;
 /// Fields that are read of a row.
 pub(super) const FIELDS: [&str; 4] = ["timestamp", "input_length", "output_length", "hash_ids"];
 
-/// The error for a block size out of range.
-pub(super) fn wrong_size(block_tokens: u32) -> TraceError {
+/// Checks a block size.
+///
+/// # Errors
+/// When it is 0 or more than [`MAX_BLOCK_TOKENS`].
+pub(super) fn checked_size(block_tokens: u32) -> Result<u32, TraceError> {
+    if (1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
+        return Ok(block_tokens);
+    }
     let allowed = format!("a whole number from 1 to {MAX_BLOCK_TOKENS}");
-    TraceError::Format(format!("the block size (`--trace-block-tokens`) is {block_tokens}; {allowed} is allowed"))
+    Err(TraceError::Format(format!("the block size (`--trace-block-tokens`) is {block_tokens}; {allowed} is allowed")))
 }
 
 /// The rule of the format.
@@ -53,10 +59,7 @@ impl Mooncake {
     /// # Errors
     /// When that is 0 or more than [`MAX_BLOCK_TOKENS`].
     pub(super) fn new(block_tokens: u32) -> Result<Self, TraceError> {
-        if (1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
-            return Ok(Self { block_tokens });
-        }
-        Err(wrong_size(block_tokens))
+        Ok(Self { block_tokens: checked_size(block_tokens)? })
     }
 }
 
