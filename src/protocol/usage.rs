@@ -26,7 +26,7 @@ use super::events::{EventLines, EventPart};
 use super::members::{MemberReader, Visitor, Wanted};
 use count::Count;
 pub use count::UnreadCount;
-use counts::Counts;
+use counts::{CountMember, Counts};
 pub use errors::StreamError;
 use errors::{Code, UNKNOWN_ERROR};
 use generated::{AnswerCounts, Generated};
@@ -328,7 +328,7 @@ impl ScannedValues {
         };
         if let Some(usage) = usage {
             self.unread = self.unread.or(usage.unread());
-            self.counts.merge(usage);
+            self.counts.merge(&usage);
         }
         if self.wants_id() {
             self.response_id = id;
@@ -408,8 +408,12 @@ impl Visitor for ScannedValues {
             UsageMember::Type => self.kind = Some(EventType::of(unquoted(value))),
             UsageMember::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
             UsageMember::Index => self.generated.index = count(value),
-            UsageMember::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = Count::read(value),
-            UsageMember::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = Count::read(value),
+            UsageMember::PromptTokens if self.may_be_bare => {
+                said.bare().set(CountMember::PromptTokens, Count::read(value))
+            }
+            UsageMember::CompletionTokens if self.may_be_bare => {
+                said.bare().set(CountMember::CompletionTokens, Count::read(value))
+            }
             UsageMember::PromptTokens => self.generated.current.prompt = Count::read(value),
             UsageMember::CompletionTokens => self.generated.current.completion = Count::read(value),
             UsageMember::CachedTokens => self.generated.current.cached = Count::read(value),

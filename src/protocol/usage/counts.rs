@@ -7,28 +7,38 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// The counts in the spellings of all APIs.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Counts {
+/// A member with a count, in the spellings of all APIs.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum CountMember {
     // OpenAI's completions and chat, and vLLM's.
-    pub(super) prompt_tokens: Count,
-    pub(super) completion_tokens: Count,
-    #[serde(deserialize_with = "details")]
-    prompt_tokens_details: Count,
+    PromptTokens,
+    CompletionTokens,
+    PromptTokensDetails,
     // A misspelling that some servers and gateways use.
-    #[serde(deserialize_with = "details")]
-    prompt_token_details: Count,
+    PromptTokenDetails,
     // OpenAI's Responses API, and Anthropic's.
-    input_tokens: Count,
-    output_tokens: Count,
-    #[serde(deserialize_with = "details")]
-    input_tokens_details: Count,
+    InputTokens,
+    OutputTokens,
+    InputTokensDetails,
     // Only Anthropic: `input_tokens` includes neither of these.
-    cache_read_input_tokens: Count,
-    cache_creation_input_tokens: Count,
-    /// The object itself could not be read.
-    #[serde(skip)]
+    CacheReadInputTokens,
+    CacheCreationInputTokens,
+    #[serde(other)]
+    Other,
+}
+
+/// Number of members with a count.
+const MEMBERS: usize = CountMember::Other as usize;
+
+/// The counts of a `usage` member. Their values are apart from which of them were read, to be copied cheaply with each
+/// response.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    values: [u64; MEMBERS],
+    /// Bit `n` is set when value `n` was read.
+    read: u16,
+    /// Why the object or one of its counts was not read.
     unread: Option<UnreadCount>,
 }
 
@@ -38,111 +48,154 @@ impl Counts {
         if value == b"null" {
             return None;
         }
-        // Serde would accept an array in place of an object.
-        let read = if value.starts_with(b"{") { serde_json::from_slice(value).ok() } else { None };
+        let read = serde_json::from_slice(value).ok();
         Some(read.unwrap_or(Self { unread: Some(UnreadCount::Malformed), ..Self::default() }))
+    }
+
+    /// Takes a report of one count. One that could not be read replaces no earlier one.
+    pub(super) fn set(&mut self, member: CountMember, count: Count) {
+        match count {
+            Count::Is(tokens) => {
+                if let Some(value) = self.values.get_mut(member as usize) {
+                    *value = tokens;
+                    self.read |= 1 << member as u16;
+                }
+            }
+            Count::Unread(reason) => self.unread = self.unread.or(Some(reason)),
+            Count::Absent => {}
+        }
     }
 
     /// A stream may report its counts in parts (Anthropic's `message_start`, then `message_delta`) or
     /// repeatedly: the last value counts.
-    pub(super) fn merge(&mut self, later: Counts) {
-        for (count, later) in self.all_mut().into_iter().zip(later.all()) {
-            count.merge(later);
+    pub(super) fn merge(&mut self, later: &Counts) {
+        for (member, (value, later_value)) in self.values.iter_mut().zip(&later.values).enumerate() {
+            if later.read & (1 << member) != 0 {
+                *value = *later_value;
+            }
         }
+        self.read |= later.read;
         self.unread = self.unread.or(later.unread);
     }
 
-    fn all(&self) -> [Count; 9] {
-        let mut counts = *self;
-        counts.all_mut().map(|count| *count)
-    }
-
-    fn all_mut(&mut self) -> [&mut Count; 9] {
-        [
-            &mut self.prompt_tokens,
-            &mut self.completion_tokens,
-            &mut self.prompt_tokens_details,
-            &mut self.prompt_token_details,
-            &mut self.input_tokens,
-            &mut self.output_tokens,
-            &mut self.input_tokens_details,
-            &mut self.cache_read_input_tokens,
-            &mut self.cache_creation_input_tokens,
-        ]
+    fn get(&self, member: CountMember) -> Option<u64> {
+        let read = self.read & (1 << member as u16) != 0;
+        self.values.get(member as usize).copied().filter(|_| read)
     }
 
     /// Why the object or one of its counts was not read; `None` if all were.
     pub(super) fn unread(&self) -> Option<UnreadCount> {
-        self.unread.or_else(|| self.all().into_iter().find_map(Count::unread))
+        self.unread
     }
 
     pub(super) fn total(&self) -> Option<Usage> {
-        let uncounted = [self.cache_read_input_tokens, self.cache_creation_input_tokens]
-            .map(|count| count.get().unwrap_or_default());
-        let uncounted = uncounted.into_iter().fold(0, u64::saturating_add);
-        let details = [self.prompt_tokens_details, self.prompt_token_details, self.input_tokens_details];
-        let cached = details.into_iter().find_map(Count::get);
-        let input = self.input_tokens.get().map(|tokens| tokens.saturating_add(uncounted));
+        use CountMember as Member;
+        if self.read == 0 {
+            return None;
+        }
+        let cache_read = self.get(Member::CacheReadInputTokens);
+        let uncounted = cache_read.unwrap_or(0).saturating_add(self.get(Member::CacheCreationInputTokens).unwrap_or(0));
+        let input = self.get(Member::InputTokens).map(|tokens| tokens.saturating_add(uncounted));
+        let details = [Member::PromptTokensDetails, Member::PromptTokenDetails, Member::InputTokensDetails];
+        let cached = details.into_iter().find_map(|member| self.get(member));
         let usage = Usage {
-            prompt_tokens: self.prompt_tokens.get().or(input),
-            completion_tokens: self.completion_tokens.get().or(self.output_tokens.get()),
-            cached_tokens: cached.or(self.cache_read_input_tokens.get()),
+            prompt_tokens: self.get(Member::PromptTokens).or(input),
+            completion_tokens: self.get(Member::CompletionTokens).or(self.get(Member::OutputTokens)),
+            cached_tokens: cached.or(cache_read),
         };
         (usage != Usage::default()).then_some(usage)
     }
 }
 
-/// Reads `cached_tokens` of an object with details. A value that is no object has no count, and does not spoil the
-/// counts beside it.
-fn details<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Details {
-        cached_tokens: Count,
+impl<'de> Deserialize<'de> for Counts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountsVisitor;
+
+        impl<'de> Visitor<'de> for CountsVisitor {
+            type Value = Counts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with token counts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Counts, A::Error> {
+                let mut counts = Counts::default();
+                while let Some(member) = map.next_key::<CountMember>()? {
+                    let count = match member {
+                        CountMember::Other => {
+                            map.next_value::<IgnoredAny>()?;
+                            continue;
+                        }
+                        CountMember::PromptTokensDetails
+                        | CountMember::PromptTokenDetails
+                        | CountMember::InputTokensDetails => map.next_value::<CachedTokens>()?.0,
+                        _ => map.next_value()?,
+                    };
+                    counts.set(member, count);
+                }
+                Ok(counts)
+            }
+        }
+
+        deserializer.deserialize_map(CountsVisitor)
     }
+}
 
-    struct DetailsVisitor;
+/// `cached_tokens` of an object with details. A value that is no object has no count, and does not spoil the counts
+/// beside it.
+struct CachedTokens(Count);
 
-    impl<'de> Visitor<'de> for DetailsVisitor {
-        type Value = Count;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object with `cached_tokens`")
+impl<'de> Deserialize<'de> for CachedTokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Details {
+            cached_tokens: Count,
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Count, A::Error> {
-            Details::deserialize(MapAccessDeserializer::new(map)).map(|details| details.cached_tokens)
+        struct DetailsVisitor;
+
+        impl<'de> Visitor<'de> for DetailsVisitor {
+            type Value = Count;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with `cached_tokens`")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Count, A::Error> {
+                Details::deserialize(MapAccessDeserializer::new(map)).map(|details| details.cached_tokens)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Count, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Count::Absent)
+            }
+
+            fn visit_unit<E>(self) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Count, E> {
+                Ok(Count::Absent)
+            }
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Count, A::Error> {
-            while list.next_element::<IgnoredAny>()?.is_some() {}
-            Ok(Count::Absent)
-        }
-
-        fn visit_unit<E>(self) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
-
-        fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
-
-        fn visit_u64<E>(self, _: u64) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
-
-        fn visit_i64<E>(self, _: i64) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
-
-        fn visit_f64<E>(self, _: f64) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
-
-        fn visit_str<E>(self, _: &str) -> Result<Count, E> {
-            Ok(Count::Absent)
-        }
+        deserializer.deserialize_any(DetailsVisitor).map(Self)
     }
-
-    deserializer.deserialize_any(DetailsVisitor)
 }

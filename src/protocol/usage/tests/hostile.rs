@@ -109,7 +109,7 @@ fn strict(api: Api, format: AnswerFormat, documents: &[Value]) -> (Option<Usage>
             _ => (&document["usage"], &document["error"], &Value::Null),
         };
         if let Some(counts) = counts(usage) {
-            total.merge(counts);
+            total.merge(&counts);
         }
         let failed = failed.as_object().and_then(|_| StreamError::read(failed.to_string().as_bytes()));
         error = error.or(failed.map(|error| error.status));
