@@ -1,6 +1,7 @@
 //! The composition of the process: builds a running picker from settings. The only module that depends on every part.
 
 mod certificates;
+mod instruments;
 mod ports;
 pub mod prompts;
 mod queues;
@@ -12,12 +13,11 @@ mod sync;
 mod traces;
 
 use crate::admin::guard::Guard;
-use crate::admin::pools::{PoolCollector, PoolView, PoolViews};
+use crate::admin::pools::{PoolView, PoolViews};
 use crate::admin::{self, AdminState, MetricsPage, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
-use crate::connections::{Listeners, descriptor_limit};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::server::Shards;
@@ -35,10 +35,8 @@ use crate::rng;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::Telemetry;
 use crate::telemetry::decisions::Decisions;
-use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::pressure::PressureCollector;
 use crate::telemetry::process::ProcessCollector;
 use crate::telemetry::queues::QueuedBytesCollector;
 use crate::telemetry::trace::Tracing;
@@ -46,6 +44,7 @@ use arc_swap::ArcSwap;
 use attache_feeds::found::{FoundPools, PoolReader};
 use attache_feeds::{Feeds, Leased};
 use certificates::Certificates;
+use instruments::{Instruments, PREFIX};
 use ports::{Ports, Served};
 use prometheus_client::registry::Registry;
 use recording::{recorder, unrecordable};
@@ -114,31 +113,6 @@ struct App {
     clock: Clock,
     /// Subject of the lease, if leader election is enabled.
     leased: Option<Leased>,
-}
-
-/// Metrics, and the objects that parts of the process count with.
-struct Instruments {
-    registry: Registry,
-    metrics: Arc<Metrics>,
-    refusals: Refusals,
-    listeners: Listeners,
-    views: Arc<PoolViews>,
-}
-
-impl Instruments {
-    fn register(settings: &Settings, clock: Clock) -> Self {
-        let mut registry = Registry::with_prefix("attache");
-        let metrics = Metrics::register(&mut registry);
-        let refusals = Refusals::register(&mut registry);
-        let listeners = Listeners::of(descriptor_limit(), settings.limits.max_streams as usize);
-        registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
-        metrics.by_name.bound(&settings.telemetry.labels);
-        metrics.pressure.bound(&settings.telemetry.labels.models);
-        registry.register_collector(Box::new(PressureCollector { pressure: metrics.pressure.clone(), clock }));
-        let views = Arc::new(PoolViews::new(clock));
-        registry.register_collector(Box::new(PoolCollector(views.clone())));
-        Self { registry, metrics, refusals, listeners, views }
-    }
 }
 
 /// The parts that exist before any pool.
@@ -267,14 +241,15 @@ async fn serve(
     let readiness = Readiness::default();
     let listening = readiness.latch("listeners open");
     let mut instruments = Instruments::register(&file, clock);
-    let recorder = recorder(record, &file, seed, &mut instruments.registry)?;
+    let recorder = recorder(record, &file, seed, instruments.registry.sub_registry_with_prefix(PREFIX))?;
     let kv_connections = instruments.listeners.kv_events.clone();
     let pressure = instruments.metrics.pressure.shared().clone();
     let sync = Sync::start(&file, pressure, clock, stop.child_token()).await?;
     let shared = sync.as_ref().map(|sync| (sync.replica().clone(), sync.cache_seed()));
     let feeds = Feeds::new(clock, seed, recorder.clone(), kv_connections, stop.child_token()).sharing(shared);
     let found = FoundPools::new(read_pool, stop.child_token());
-    instruments.registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
+    let registry = instruments.registry.sub_registry_with_prefix(PREFIX);
+    registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
     let traces = Traces::start(&file.telemetry)?;
     let leading = stop.child_token();
     let start = Start {
@@ -293,7 +268,8 @@ async fn serve(
     let shutdown = Shutdown::start(shutdown::signals()?, times);
     let ports = Ports::open(&server).await?;
     app.certificates = Certificates::load(&server, clock, &stop)?;
-    let Instruments { mut registry, refusals, listeners, .. } = instruments;
+    let Instruments { registry: mut root, refusals, listeners, .. } = instruments;
+    let registry = root.sub_registry_with_prefix(PREFIX);
     registry.register_collector(Box::new(app.process_collector(&traces)));
 
     let health = Health::new().await;
@@ -307,7 +283,7 @@ async fn serve(
     ports.tell(&server, seed, handshaker.is_some())?;
     app.show();
     let rendering = ports::pages_thread(stop.clone())?;
-    let pages = pages(registry, rendering, &app, guard, refusals, logs, clock);
+    let pages = pages(root, rendering, &app, guard, refusals, logs, clock);
     let (accepts, accepted_until, until) = (shards.clone(), accepting.clone(), stop.clone());
     let served =
         Served { shards: accepts, listeners, health, readiness, pages, accepting: accepted_until, stop: until };
@@ -574,6 +550,7 @@ impl App {
                 store: feeds.store.clone(),
                 health: settings.health.clone(),
                 queue: self.processor.metrics.queue_depth(&settings.name),
+                bands: queues::band_depths(config.pool(&settings.name)?),
                 scrape: feeds.scrape_stats.clone(),
                 dns: feeds.dns_stats.clone(),
                 file: feeds.file_stats.clone(),

@@ -9,7 +9,7 @@ use attache_pool::health::{Availability, Contact, HealthPolicy};
 use attache_pool::{EndpointState, Engine, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
 use attache_scrape::{ErrorReason, ScrapeStats};
-use attache_telemetry::queues::QueueDepth;
+use attache_telemetry::queues::{BandDepths, QueueDepth};
 use attache_tokenize::stats::{Reason, RemoteStats};
 use attache_types::clock::{Clock, Timestamp};
 use prometheus_client::collector::Collector;
@@ -47,6 +47,8 @@ pub struct PoolView {
     pub kube: Option<Arc<KubeStats>>,
     /// Content of the queue.
     pub queue: QueueDepth,
+    /// Reads priority and queue depth of each band of the queue.
+    pub bands: BandDepths,
     /// Tokenizer and caches of prompts.
     pub tokenizer: &'static str,
     /// Prefix index of the pool.
@@ -339,6 +341,7 @@ impl Collector for PoolCollector {
                 ConstCounter::new(state.endpoint.ledger.routed()).encode(routed.encode_family(&labels)?)?;
             }
         }
+        self.ejections(&pools, &mut encoder)?;
         for (name, help, value) in POOL_COUNTERS {
             let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
             for pool in pools.iter() {
@@ -358,6 +361,8 @@ impl Collector for PoolCollector {
             let labels = [("pool", &*pool.name), ("tokenizer", pool.tokenizer)];
             ConstGauge::new(1i64).encode(tokenizers.encode_family(&labels)?)?;
         }
+        self.bands(&pools, &mut encoder)?;
+        self.prediction_errors(&pools, &mut encoder)?;
         self.indexers(&pools, &mut encoder)?;
         self.evictions(&pools, &mut encoder)?;
         self.kv_events(&pools, &mut encoder)?;
@@ -376,6 +381,51 @@ impl Collector for PoolCollector {
 }
 
 impl PoolCollector {
+    fn ejections(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "ejections of the endpoint after failures, by cause: `connect_failure`, `error_response`, `failure` of \
+                    a prefill";
+        let mut ejections = encoder.encode_descriptor("ejections", help, None, MetricType::Counter)?;
+        for pool in pools {
+            for state in &pool.store.load().endpoints {
+                for (cause, count) in state.endpoint.health.ejection_counts() {
+                    let (pool, endpoint) = (&*pool.name, &*state.endpoint.authority);
+                    let labels = [("pool", pool), ("endpoint", endpoint), ("cause", cause.label())];
+                    ConstCounter::new(u64::from(count)).encode(ejections.encode_family(&labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes the queue depth by priority, of pools with a queue.
+    fn bands(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "requests in the queue, by the priority of their band";
+        let mut bands = encoder.encode_descriptor("queued_band_requests", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            for (priority, requests) in pool.bands.read() {
+                let labels = [("pool", &*pool.name), ("priority", &*priority.to_string())];
+                ConstGauge::new(i64::try_from(requests).unwrap_or(i64::MAX)).encode(bands.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes the error of predictions, of pools that have learned from a response.
+    fn prediction_errors(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "usual relative error of predicted times to the first token, as a mean of the endpoints; 1 is an error \
+                    as large as the prediction";
+        let mut errors = encoder.encode_descriptor("prediction_error", help, None, MetricType::Gauge)?;
+        for pool in pools {
+            let snapshot = pool.store.load();
+            let learned = snapshot.endpoints.iter().filter_map(|state| state.endpoint.speed.learned());
+            let (sum, count) = learned.fold((0.0, 0.0), |(sum, count), own| (sum + own.first_token_error, count + 1.0));
+            if count > 0.0 {
+                ConstGauge::new(sum / count).encode(errors.encode_family(&[("pool", &*pool.name)])?)?;
+            }
+        }
+        Ok(())
+    }
+
     fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is \
                     reached, or a tenant exceeds its share";

@@ -8,7 +8,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_request::event::DecisionRecord;
 use attache_serving::connections::{ConnectionLimits, Connections};
 use attache_telemetry::decisions::Decisions;
-use attache_telemetry::queues::QueueDepth;
+use attache_telemetry::queues::{BandDepths, QueueDepth};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use http_body_util::{BodyExt, Empty};
@@ -53,6 +53,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     queue.requests.set(4);
     let view = PoolView {
         queue,
+        bands: BandDepths::new(|| vec![(10, 3), (-1, 1)]),
         tokenizer: "characters",
         prefix: Arc::new(prefix),
         kv_events: None,

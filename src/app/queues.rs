@@ -7,6 +7,7 @@ use crate::picker::PoolRuntime;
 use crate::picker::queues::Queues;
 use crate::rng;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::queues::BandDepths;
 use anyhow::Context;
 use attache_feeds::PoolFeeds;
 use std::sync::Arc;
@@ -38,4 +39,10 @@ pub(super) fn before_pool(
         tokio::spawn(timer.follow(Arc::downgrade(&queues), feeds.published(), clock));
     }
     Ok(Some(queues))
+}
+
+/// Reads the bands of the queue of a pool.
+pub(super) fn band_depths(runtime: &PoolRuntime) -> BandDepths {
+    let queue = runtime.queue.clone();
+    BandDepths::new(move || queue.as_ref().map(|queue| queue.band_depths()).unwrap_or_default())
 }

@@ -493,7 +493,7 @@ impl Exchange {
             Fault::Upstream | Fault::Overload => Outcome::Shed,
             Fault::Internal => Outcome::FailedInternal,
         });
-        self.processor.metrics.rejection(error.reason);
+        self.processor.metrics.rejection(error.pool.as_deref(), error.reason);
         let (reason, path) = (error.reason.code(), self.head.path());
         tracing::debug!(reason, message = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {

@@ -449,6 +449,12 @@ impl Queues {
         retry(with_readiness(&self.store.load(), reason, message), refusal.retry_after)
     }
 
+    /// Priority and queue depth of each band, the highest priority first.
+    #[must_use]
+    pub fn band_depths(&self) -> Vec<(i32, u64)> {
+        self.state.lock().control.bands().map(|(priority, requests, _)| (priority, requests)).collect()
+    }
+
     /// Asserts that no request is queued, pending or in flight.
     #[cfg(any(test, feature = "testing"))]
     pub fn assert_books_closed(&self) {

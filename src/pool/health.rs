@@ -226,6 +226,8 @@ struct Record {
     contact: AtomicU8,
     /// The [`Outcome`] that started the latest ejection.
     cause: AtomicU8,
+    /// Ejections since the start, by cause, in the order of [`Outcome::FAILURES`].
+    ejected: [AtomicU32; Outcome::FAILURES.len()],
     errors: ErrorRuns,
 }
 
@@ -280,6 +282,11 @@ impl EndpointHealth {
         let cause = self.record.cause.load(Relaxed);
         let cause = Outcome::FAILURES.into_iter().find(|outcome| *outcome as u8 == cause).unwrap_or(Outcome::Failure);
         Some(Ejection { cause, returns_in: Timestamp(self.away_until.load(Relaxed)).since(now) })
+    }
+
+    /// The number of ejections since the endpoint is known, by cause.
+    pub fn ejection_counts(&self) -> impl Iterator<Item = (Outcome, u32)> + '_ {
+        Outcome::FAILURES.into_iter().zip(self.record.ejected.iter().map(|count| count.load(Relaxed)))
     }
 
     /// Claims the probe of an endpoint that [`Self::availability`] reported as half open. Of several concurrent
@@ -431,6 +438,8 @@ impl EndpointHealth {
         }
         self.record.ejections.fetch_add(u32::from(longer), Relaxed);
         self.record.cause.store(cause as u8, Relaxed);
+        let ejected = Outcome::FAILURES.iter().zip(&self.record.ejected);
+        ejected.filter(|(outcome, _)| **outcome == cause).for_each(|(_, count)| _ = count.fetch_add(1, Relaxed));
         self.record.clear_failures();
         if before == 0 {
             self.record.errors.clear();

@@ -17,12 +17,14 @@ pub mod logs;
 pub mod metrics;
 pub mod names;
 mod observer;
+pub mod operating_system;
 #[cfg(feature = "otlp")]
 pub mod otlp;
 pub mod pressure;
 pub mod process;
 pub mod queues;
 pub mod redis;
+pub mod rejections;
 pub mod sync;
 pub mod trace;
 

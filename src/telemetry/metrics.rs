@@ -8,8 +8,8 @@ use super::deadlines::{DeadlineFamily, DeadlineMetrics};
 use super::pressure::{PoolPressure, Pressure};
 use super::queues::{QueueDepth, QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
+use super::rejections::{RejectionCollector, Rejections};
 use attache_disagg::Failure;
-use attache_pool::health::{Outcome as HealthOutcome, Verdict};
 use attache_protocol::usage::UnreadCount;
 use attache_request::event::{Degraded, End, Limit, Outcome, SplitOutcome};
 use attache_scheduling::Signal;
@@ -18,6 +18,7 @@ use attache_types::error::Reason;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
@@ -29,16 +30,6 @@ pub const LEG_OK: &str = "ok";
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CauseLabel {
-    cause: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -93,8 +84,6 @@ pub struct Metrics {
     pub panics: Counter,
     /// Invalid entries of subset hints.
     pub subset_malformed: Counter,
-    /// Endpoints ejected by passive health.
-    ejections: [Counter; HealthOutcome::FAILURES.len()],
     /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with
     /// the same roles are ejected.
     pub ejections_capped: Counter,
@@ -103,9 +92,11 @@ pub struct Metrics {
     /// Errors that model servers reported inside a response with status 200.
     pub errors_in_stream: Counter,
     reloads: [Counter; 2],
+    /// 1 unless the latest configuration was invalid.
+    reloaded: Gauge,
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
-    rejections: Vec<(Reason, Counter)>,
+    rejections: Arc<Rejections>,
     limits: [(Limit, Counter); 14],
     degraded: Vec<(Degraded, &'static str, Counter)>,
     ends: Family<PoolEndLabel, Counter>,
@@ -140,6 +131,14 @@ fn reload_counters(registry: &mut Registry) -> [Counter; 2] {
         plain(registry, "config_reloads", "configurations applied after the first"),
         plain(registry, "config_reload_failures", "invalid configurations; the previous one stayed in effect"),
     ]
+}
+
+fn reload_gauge(registry: &mut Registry) -> Gauge {
+    let gauge = Gauge::default();
+    gauge.set(1);
+    let help = "1 if the latest configuration is in effect, 0 if it was invalid and the previous one stayed in effect";
+    registry.register("config_last_reload_successful", help, gauge.clone());
+    gauge
 }
 
 fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 14] {
@@ -199,8 +198,8 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Arc<Self> {
         let outcomes = Family::<OutcomeLabel, Counter>::default();
         registry.register("streams", "ext-proc streams that ended, by outcome", outcomes.clone());
-        let rejections = Family::<ReasonLabel, Counter>::default();
-        registry.register("rejections", "rejected requests, by reason", rejections.clone());
+        let rejections = Arc::<Rejections>::default();
+        registry.register_collector(Box::new(RejectionCollector(rejections.clone())));
         let limits = limit_counters(registry);
         let degraded = degraded_counters(registry);
         let decision_seconds = Histogram::new(DECISION);
@@ -214,14 +213,6 @@ impl Metrics {
                 "subset_entries_malformed",
                 "entries of the subset hint that Attaché could not parse",
             ),
-            ejections: {
-                let ejections = Family::<CauseLabel, Counter>::default();
-                let help = "endpoints ejected after failures, by cause: `connect_failure`, `error_response`, `failure` of a \
-                            prefill";
-                registry.register("ejections", help, ejections.clone());
-                HealthOutcome::FAILURES
-                    .map(|outcome| ejections.get_or_create_owned(&CauseLabel { cause: outcome.label() }))
-            },
             ejections_capped: plain(
                 registry,
                 "ejections_capped",
@@ -234,12 +225,10 @@ impl Metrics {
                 "errors that servers sent inside a response with status 200",
             ),
             reloads: reload_counters(registry),
+            reloaded: reload_gauge(registry),
             decision_seconds,
             outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
-            rejections: Reason::ALL
-                .iter()
-                .map(|r| (*r, rejections.get_or_create_owned(&ReasonLabel { reason: r.code() })))
-                .collect(),
+            rejections,
             limits,
             degraded,
             ends: Family::default(),
@@ -323,31 +312,9 @@ impl Metrics {
         position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
     }
 
-    /// Counts the effect of a request's outcome on the health of its endpoint.
-    pub fn health(&self, verdict: Verdict, outcome: HealthOutcome) {
-        match verdict {
-            Verdict::Kept => {}
-            Verdict::Ejected => {
-                let ejections = HealthOutcome::FAILURES.iter().zip(&self.ejections);
-                ejections.filter(|(cause, _)| **cause == outcome).for_each(|(_, counter)| _ = counter.inc());
-            }
-            Verdict::Capped => _ = self.ejections_capped.inc(),
-        }
-    }
-
-    /// Number of ejections with this cause.
-    #[cfg(any(test, feature = "testing"))]
-    #[must_use]
-    pub fn ejection_count(&self, cause: HealthOutcome) -> u64 {
-        let ejections = HealthOutcome::FAILURES.iter().zip(&self.ejections);
-        ejections.filter(|(outcome, _)| **outcome == cause).map(|(_, counter)| counter.get()).sum()
-    }
-
-    /// Counts a rejection by reason.
-    pub fn rejection(&self, reason: Reason) {
-        if let Some((_, counter)) = self.rejections.iter().find(|(r, _)| *r == reason) {
-            counter.inc();
-        }
+    /// Counts a rejection by reason, and by pool if it is known.
+    pub fn rejection(&self, pool: Option<&str>, reason: Reason) {
+        self.rejections.add(pool, reason);
     }
 
     /// Counts a request that exceeded this limit.
@@ -386,6 +353,7 @@ impl Metrics {
     /// Counts a reload of the configuration, accepted or rejected.
     pub fn reload(&self, taken: bool) {
         let [reloads, failures] = &self.reloads;
+        self.reloaded.set(i64::from(taken));
         if taken {
             reloads.inc()
         } else {
@@ -418,14 +386,14 @@ impl Metrics {
     /// The reasons for which requests were rejected since the start, with the number of requests.
     #[must_use]
     pub fn rejection_counts(&self) -> Vec<(&'static str, u64)> {
-        let counts = self.rejections.iter().map(|(reason, counter)| (reason.code(), counter.get()));
-        counts.filter(|(_, count)| *count > 0).collect()
+        self.rejections.totals()
     }
 
     /// The metrics of one pool, looked up once for all its requests.
     #[must_use]
     pub fn pool(&self, name: &str) -> PoolMetrics {
         let label = PoolLabel { pool: name.to_owned() };
+        self.rejections.know(name);
         // Pools without queues show a queue depth of 0.
         drop(self.queues.pool(name, self.deadlines.pool(name)));
         let end = |e: End| self.ends.get_or_create_owned(&PoolEndLabel { pool: name.to_owned(), end: e.label() });
@@ -467,6 +435,7 @@ impl Metrics {
         for counters in [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens, &self.diverted] {
             counters.remove(&label);
         }
+        self.rejections.forget(pool);
         self.pressure.forget(pool);
         self.queues.forget(pool);
         self.deadlines.forget(pool);

@@ -30,7 +30,7 @@ impl Observer for Telemetry {
             Event::Degraded(mode) => metrics.degraded(mode),
             Event::Limit(limit) => metrics.limit(limit),
             Event::Panic => _ = metrics.panics.inc(),
-            Event::Health(verdict, outcome) => metrics.health(verdict, outcome),
+            Event::EjectionCapped => _ = metrics.ejections_capped.inc(),
             Event::ErrorInStream => _ = metrics.errors_in_stream.inc(),
             Event::PrefillLeg(result) => metrics.prefill_leg(result.map_or_else(Failure::code, |()| LEG_OK)),
         }

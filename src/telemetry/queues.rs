@@ -103,6 +103,29 @@ pub struct QueueDepth {
     pub bytes: Gauge,
 }
 
+/// Reads the queue depth of each band of one pool.
+#[derive(Clone)]
+pub struct BandDepths(Arc<dyn Fn() -> Vec<(i32, u64)> + Send + Sync>);
+
+impl BandDepths {
+    /// Depths that `read` returns: priority and queued requests of each band.
+    pub fn new(read: impl Fn() -> Vec<(i32, u64)> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// Priority and queued requests of each band, the highest priority first; empty without a queue.
+    #[must_use]
+    pub fn read(&self) -> Vec<(i32, u64)> {
+        (self.0)()
+    }
+}
+
+impl std::fmt::Debug for BandDepths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.read()).finish()
+    }
+}
+
 /// Collector of the queue capacity that pools share.
 #[derive(Debug)]
 pub struct QueuedBytesCollector(pub Arc<SharedCapacity>);

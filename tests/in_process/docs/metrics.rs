@@ -57,9 +57,10 @@ fn unit(name: &str) -> &'static str {
         Some("tokens") => "tokens",
         Some("blocks") => "blocks",
         Some("requests") => "requests",
-        Some("usage" | "weight" | "trust" | "connected" | "behind" | "done" | "unreadable" | "tokenizer" | "info") => {
-            "–"
-        }
+        Some(
+            "usage" | "weight" | "trust" | "connected" | "behind" | "done" | "unreadable" | "tokenizer" | "info"
+            | "successful" | "error",
+        ) => "–",
         _ => "count",
     }
 }
@@ -110,7 +111,7 @@ fn metrics_page_matches_the_metrics_of_a_running_picker() {
     let said: BTreeMap<&str, BTreeSet<String>> =
         table.iter().map(|row| (row[0].trim_matches('`'), labels(&row[3]))).collect();
     let mut samples = 0;
-    for line in served.lines().filter(|line| line.starts_with("attache_")) {
+    for line in served.lines().filter(|line| line.starts_with("attache_") || line.starts_with("process_")) {
         let series = line.rsplit_once(' ').unwrap().0;
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let of = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| said.get_key_value(name.strip_suffix(suffix)?));

@@ -507,7 +507,7 @@ fn retry_moves_the_booking_and_blames_the_first_endpoint() {
     let world = Setup { servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
     let snapshot = world.snapshot.load_full();
     let in_flight = || [0, 1].map(|i| snapshot.endpoints[i].endpoint.ledger.in_flight());
-    for passed_over in 1..=2u64 {
+    for passed_over in 1..=2u32 {
         let mut exchange = world.exchange();
         let metadata_context = Some(subset(&["192.168.1.1:8000"]));
         let first = request(Message::RequestHeaders(headers(&[PATH], false)));
@@ -516,11 +516,9 @@ fn retry_moves_the_booking_and_blames_the_first_endpoint() {
         assert_eq!(in_flight(), [1, 0]);
         send(&mut exchange, answered_by("192.168.1.2:8000", false));
         assert_eq!(in_flight(), [0, 1], "the booking follows");
-        assert_eq!(
-            world.processor.metrics.ejection_count(HealthOutcome::ConnectFailure),
-            passed_over / 2,
-            "twice unreachable ejects"
-        );
+        let ejections = snapshot.endpoints[0].endpoint.health.ejection_counts();
+        let ejected = ejections.filter(|(cause, _)| *cause == HealthOutcome::ConnectFailure).map(|(_, count)| count);
+        assert_eq!(ejected.sum::<u32>(), passed_over / 2, "twice unreachable ejects");
     }
     world.assert_books_closed(2);
 }
@@ -532,7 +530,10 @@ fn only_endpoint_is_used_although_ejected() {
         let mut exchange = routed(&world, None);
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503")], true))));
     }
-    assert_eq!(world.processor.metrics.ejection_count(HealthOutcome::ErrorResponse), 1);
+    let snapshot = world.snapshot.load_full();
+    let ejections: Vec<_> = snapshot.endpoints[0].endpoint.health.ejection_counts().collect();
+    let causes = [HealthOutcome::ConnectFailure, HealthOutcome::Failure, HealthOutcome::ErrorResponse];
+    assert_eq!(ejections, causes.into_iter().zip([0, 0, 1]).collect::<Vec<_>>());
     drop(routed(&world, None));
     world.assert_books_closed(6);
 }
