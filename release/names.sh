@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes the image's name and the version into every file that has them: the version of Cargo.toml, the registry of release/names.env.
+# Writes the image's name, the version and the address of the documentation into every file that has them: the version of Cargo.toml, the names of
+# release/names.env.
 #
 #   release/names.sh            rewrites the files
 #   release/names.sh --check    lists the files that differ, and fails if there are any
@@ -11,6 +12,7 @@ version=$(release/version.sh)
 # A name ends before `/attache`, and a tag is a version.
 image="s#[A-Za-z0-9.:-]+(/[A-Za-z0-9._-]+)*/attache:[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*#$REGISTRY/attache:$version#g"
 chart="s#^(version|appVersion): .*#\1: $version#"
+runbook="s#^( *runbook_url: ).*(docs/how-to/alerts\.md\#)#\1$DOCUMENTATION\2#"
 registry="s#^(    registry:) [^ ]+\$#\1 $REGISTRY#"
 
 wrong=0
@@ -37,4 +39,5 @@ while IFS= read -r file; do
 done < <(git ls-files -- README.md docs examples release ':!release/names.sh' | xargs grep -lE '/attache:[0-9]+\.')
 for file in examples/kubernetes/helm/*/Chart.yaml; do apply "$file" "$chart"; done
 for file in examples/kubernetes/helm/*/values.yaml; do apply "$file" "$registry"; done
+for file in examples/prometheus/alerts.yaml examples/prometheus/tests/alerts.yaml; do apply "$file" "$runbook"; done
 exit "$wrong"

@@ -1,5 +1,5 @@
 //! Checks of the documentation against the program: generated reference pages, links, configuration files, commands,
-//! sentence lengths, and the site.
+//! sentence lengths, the site, dashboards and alerts.
 //!
 //! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
 
@@ -8,6 +8,7 @@ mod examples;
 mod links;
 mod markdown;
 mod metrics;
+mod monitoring;
 mod prose;
 mod reference;
 mod site;

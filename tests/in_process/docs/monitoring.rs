@@ -1,0 +1,147 @@
+//! Dashboards and alerting rules: dashboards equal the output of their generator and are complete, each alert has a
+//! runbook, and metrics that either of them names exist.
+
+use super::markdown::{page, root, rows};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::process::Command;
+
+const RULES: [&str; 2] = ["examples/prometheus/recording.yaml", "examples/prometheus/alerts.yaml"];
+
+/// The dashboards: file name and text.
+fn dashboards() -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(root().join("examples/grafana")).expect("dashboards");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"));
+    let mut names: Vec<_> = names.filter(|name| name.ends_with(".json")).collect();
+    names.sort();
+    names.into_iter().map(|name| (name.clone(), page(&format!("examples/grafana/{name}")))).collect()
+}
+
+/// The metrics that the reference lists, histograms with their suffixes.
+fn metrics() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for row in rows(&page("docs/reference/metrics.md"), "| metric |") {
+        let name = row[0].trim_matches('`').to_owned();
+        match row[1].as_str() {
+            "histogram" => names.extend(["_bucket", "_count", "_sum"].map(|suffix| name.clone() + suffix)),
+            _ => _ = names.insert(name),
+        }
+    }
+    names
+}
+
+/// The names of metrics of Attaché in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+    words.filter(|word| word.starts_with("attache_") || word.starts_with("process_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn dashboards_equal_the_output_of_their_generator() {
+    let output = tempfile::tempdir().expect("a directory");
+    let generator = root().join("examples/grafana/dashboards.py");
+    let status = Command::new("python3").arg(generator).arg(output.path()).status().expect("python3");
+    assert!(status.success());
+    let mut made = 0;
+    for (name, text) in dashboards() {
+        let generated = std::fs::read_to_string(output.path().join(&name)).expect("a dashboard of the generator");
+        assert!(text == generated, "{name} is not what examples/grafana/dashboards.py writes: run it");
+        made += 1;
+    }
+    assert_eq!(std::fs::read_dir(output.path()).expect("the output").count(), made);
+    assert!(made >= 8, "{made}");
+}
+
+#[test]
+fn dashboards_have_units_descriptions_and_variables() {
+    let mut uids = BTreeSet::new();
+    for (name, text) in dashboards() {
+        let dashboard: Value = serde_json::from_str(&text).expect(&name);
+        assert!(dashboard["schemaVersion"].as_u64().is_some_and(|version| version >= 39), "{name}: Grafana 11 has 39");
+        assert!(uids.insert(dashboard["uid"].as_str().expect("a uid").to_owned()), "{name}: a second uid");
+        let variables = dashboard["templating"]["list"].as_array().expect("variables");
+        let known: BTreeSet<&str> = variables.iter().map(|v| v["name"].as_str().expect("a name")).collect();
+        assert!(known.contains("datasource") && known.contains("job"), "{name}: {known:?}");
+        let panels = dashboard["panels"].as_array().expect("panels");
+        assert!(panels.len() >= 8, "{name}: {}", panels.len());
+        let mut places = BTreeSet::new();
+        for panel in panels {
+            let said = format!("{name}: {}", panel["title"]);
+            for text in [&panel["title"], &panel["description"], &panel["fieldConfig"]["defaults"]["unit"]] {
+                assert!(text.as_str().is_some_and(|text| !text.is_empty()), "{said}");
+            }
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{said}");
+            let [x, y, w] = ["x", "y", "w"].map(|key| panel["gridPos"][key].as_u64().expect("a place"));
+            assert!(x + w <= 24 && places.insert((x, y)), "{said}");
+            for target in panel["targets"].as_array().expect("targets") {
+                let expression = target["expr"].as_str().expect("an expression");
+                assert!(target["legendFormat"].is_string(), "{said}");
+                let used = expression.split('$').skip(1).filter_map(|rest| rest.split(['"', ']']).next());
+                for variable in used.filter(|variable| *variable != "__rate_interval") {
+                    assert!(known.contains(variable), "{said}: ${variable}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn dashboards_and_rules_name_only_metrics_of_the_reference() {
+    let known = metrics();
+    let texts = dashboards().into_iter().chain(RULES.map(|path| (path.to_owned(), page(path))));
+    let mut seen = BTreeSet::new();
+    for (path, text) in texts {
+        for name in named(&text) {
+            assert!(known.contains(&name), "{path}: {name} is not in docs/reference/metrics.md");
+            seen.insert(name);
+        }
+    }
+    assert!(seen.len() > 90, "{}", seen.len());
+}
+
+#[test]
+fn each_alert_has_a_runbook_and_a_unit_test() {
+    let (rules, runbooks, tests) =
+        (page(RULES[1]), page("docs/how-to/alerts.md"), page("examples/prometheus/tests/alerts.yaml"));
+    let sections: Vec<&str> = runbooks.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    let mut alerts = Vec::new();
+    for rule in rules.split("- alert: ").skip(1) {
+        let name = rule.lines().next().expect("a name");
+        let value = |key: &str| {
+            let value = rule.lines().find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix(": "));
+            value.unwrap_or_else(|| panic!("{name} has no {key}"))
+        };
+        assert!(
+            ["{severity: critical}", "{severity: warning}", "{severity: info}"].contains(&value("labels")),
+            "{name}"
+        );
+        assert!(value("summary").len() > 10 && value("description").len() > 10, "{name}");
+        let (_, anchor) = value("runbook_url").split_once("docs/how-to/alerts.md#").expect("a path of the docs");
+        assert_eq!(anchor, name.to_lowercase());
+        assert!(
+            tests.contains(&format!("    alertname: {name}\n    exp_alerts:\n")),
+            "{name} has no test that it fires"
+        );
+        let silent =
+            tests.lines().filter(|line| line.contains("{eval_time: ") && line.ends_with(&format!(" {name}}}")));
+        assert!(silent.count() > 0, "{name} has no test that it is silent");
+        alerts.push(name);
+    }
+    assert_eq!(alerts, sections, "alerts.yaml and docs/how-to/alerts.md have the same alerts in the same order");
+}
+
+#[test]
+fn metrics_to_watch_are_the_same_on_both_pages() {
+    let watched: Vec<String> =
+        rows(&page("docs/how-to/monitor.md"), "| metric | question |").into_iter().map(|row| row[0].clone()).collect();
+    assert_eq!(watched.len(), 12);
+    let reference = page("docs/reference/metrics.md");
+    let (introduction, _) = reference.split_once("<!-- begin metrics -->").expect("the table");
+    for metric in watched {
+        assert!(introduction.contains(&metric) && metrics_table_has(&metric), "{metric}");
+    }
+}
+
+fn metrics_table_has(metric: &str) -> bool {
+    rows(&page("docs/reference/metrics.md"), "| metric |").iter().any(|row| row[0] == metric)
+}
