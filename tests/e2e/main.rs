@@ -30,6 +30,8 @@ mod load;
 mod manifests;
 mod matrix;
 mod models;
+#[cfg(feature = "nats")]
+mod monitoring;
 mod operation;
 mod parity;
 mod prefill_losses;

@@ -16,6 +16,8 @@ pub(crate) mod noop;
 #[allow(dead_code, reason = "only the end-to-end tests have certificates")]
 pub(crate) mod pki;
 pub(crate) mod process;
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod prometheus;
 #[cfg(feature = "redis")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod redis;
