@@ -36,7 +36,7 @@ case "${1:-}" in
 esac
 while IFS= read -r file; do
   apply "$file" "$image"
-done < <(git ls-files -- README.md docs examples release ':!release/names.sh' | xargs grep -lE '/attache:[0-9]+\.')
+done < <(git ls-files -- README.md docs examples release ':!release/names.sh' | xargs grep -d skip -lE '/attache:[0-9]+\.')
 for file in examples/kubernetes/helm/*/Chart.yaml; do apply "$file" "$chart"; done
 for file in examples/kubernetes/helm/*/values.yaml; do apply "$file" "$registry"; done
 for file in examples/prometheus/alerts.yaml examples/prometheus/tests/alerts.yaml; do apply "$file" "$runbook"; done

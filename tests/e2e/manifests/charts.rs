@@ -4,7 +4,8 @@
 use super::picker::{configuration, refused};
 use super::render::{MTLS, POOL, STANDALONE, SYNC, examples, helm, lint, list, template, text};
 use super::shape;
-use serde_json::Value;
+use crate::support::process::repository;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 const CHARTS: [&str; 2] = ["inferencepool", "standalone"];
@@ -118,6 +119,39 @@ fn helm_lint_passes() {
     for (chart, values) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
         let output = lint(chart, values);
         assert!(output.status.success(), "{chart}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn charts_install_the_shipped_rules_and_dashboards_where_asked() {
+    let monitoring =
+        "monitoring: {prometheus: {rules: {enabled: true, extraLabels: {release: a}}}, grafana: {enabled: true}}";
+    for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
+        let off = helm(chart, least);
+        assert_eq!(off.of("PrometheusRule").count(), 0, "{chart}");
+        let values = match chart {
+            "standalone" => least.replace("inferenceExtension: {", &format!("inferenceExtension: {{{monitoring}, ")),
+            _ => format!("{least}inferenceExtension: {{{monitoring}}}\n"),
+        };
+        let on = helm(chart, &values);
+        let rule = on.one("PrometheusRule");
+        assert_eq!(rule["metadata"]["labels"]["release"], "a", "{chart}");
+        let mut groups = Vec::new();
+        for file in ["recording.yaml", "alerts.yaml"] {
+            let text = std::fs::read_to_string(repository().join("examples/prometheus").join(file)).expect("rules");
+            let rules: Value = serde_saphyr::from_str(&text).expect("YAML");
+            groups.extend_from_slice(list(&rules["groups"]));
+        }
+        assert_eq!(list(&rule["spec"]["groups"]), groups, "{chart}");
+        let name = json!("llm-epp-dashboards");
+        let dashboards = on.named("ConfigMap", &name);
+        assert_eq!(dashboards["metadata"]["labels"]["grafana_dashboard"], "1", "{chart}");
+        let files = dashboards["data"].as_object().expect("files");
+        assert!(files.len() >= 8 && off.of("ConfigMap").all(|map| map["metadata"]["name"] != name), "{chart}");
+        for (file, content) in files {
+            let shipped = std::fs::read_to_string(repository().join("examples/grafana").join(file));
+            assert_eq!(shipped.expect("a dashboard").trim_end(), text(content).trim_end(), "{chart}: {file}");
+        }
     }
 }
 

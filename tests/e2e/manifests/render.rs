@@ -144,7 +144,9 @@ const EVERYTHING: &str = "
   tolerations: [{key: dedicated, operator: Exists}]
   autoscaling: {enabled: true}
   networkPolicy: {enabled: true}
-  monitoring: {prometheus: {enabled: true, extraLabels: {release: prometheus}}}
+  monitoring:
+    prometheus: {enabled: true, extraLabels: {release: prometheus}, rules: {enabled: true}}
+    grafana: {enabled: true, extraLabels: {team: llm}}
   tracing: {enabled: true}
 ";
 

@@ -673,4 +673,39 @@ spec:
       credentials: {name: {{ include "attache.metricsSecret" . }}, key: token}
     {{- end }}
 {{- end }}
+{{- if .Values.inferenceExtension.monitoring.prometheus.rules.enabled }}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: {{ include "attache.name" . }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "attache.labels" . | nindent 4 }}
+    {{- with .Values.inferenceExtension.monitoring.prometheus.rules.extraLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  groups:
+  {{- range list "recording" "alerts" }}
+  {{- $file := printf "prometheus/%s.yaml" . | $.Files.Get | fromYaml }}
+  {{- toYaml $file.groups | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- if .Values.inferenceExtension.monitoring.grafana.enabled }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "attache.name" . }}-dashboards
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "attache.labels" . | nindent 4 }}
+    grafana_dashboard: "1"
+    {{- with .Values.inferenceExtension.monitoring.grafana.extraLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+data:
+  {{- (.Files.Glob "grafana/*.json").AsConfig | nindent 2 }}
+{{- end }}
 {{- end -}}
