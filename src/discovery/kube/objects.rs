@@ -95,7 +95,7 @@ impl ObjectKind {
     pub fn role_rule(self) -> String {
         let ApiNames { group, plural, .. } = self.naming();
         let group = if group.is_empty() { "\"\"" } else { group };
-        format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [get, list, watch]}}")
+        format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [list, watch]}}")
     }
 
     /// Whether the pool can't be served without this kind. It is then an error if it is not installed.

@@ -163,7 +163,7 @@ async fn missing_crd_pool_or_right_is_logged_and_awaited() {
     api.forbid("list", "pods", true);
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     let no_right = "refuses `list` on `pods` (group ``) in namespace `inference`; the service account's Role there needs \
-                    `{apiGroups: [\\\"\\\"], resources: [pods], verbs: [get, list, watch]}`";
+                    `{apiGroups: [\\\"\\\"], resources: [pods], verbs: [list, watch]}`";
     eventually("the missing right in the log", || async { (log_lines_with(&picker, no_right) == 1).then_some(()) })
         .await;
     let asked = api.request_count("list", "pods");

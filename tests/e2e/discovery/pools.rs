@@ -222,7 +222,7 @@ async fn file_may_mix_pools_and_templates_and_reloads_both() {
     std::fs::write(&file, text("tier in (gold,iron)", "second")).expect("writing the configuration");
     until_pools(&picker, &["named", "large", "other", "small"]).await;
     // The missing right is logged once.
-    let rule = "resources: [configmaps], verbs: [get, list, watch]";
+    let rule = "resources: [configmaps], verbs: [list, watch]";
     let log = picker.process.stderr();
     let told: Vec<&str> = log.lines().filter(|line| line.contains(rule)).collect();
     assert!(told.len() == 1 && told[0].contains("\"level\":\"WARN\""), "{log}");
@@ -297,7 +297,7 @@ async fn forbidden_pool_search_affects_only_its_own_pools() {
     assert_eq!(pick(&named, "m").await.destination(), "10.0.0.9:8000");
     let told = format!(
         "refuses `list` on `inferencepools` (group `inference.networking.k8s.io`) in namespace `{NAMESPACE}`; the service account's Role \
-         there needs `{{apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}}`"
+         there needs `{{apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [list, watch]}}`"
     );
     let asked = api.request_count("list", "inferencepools");
     eventually("two more tries", || async { (api.request_count("list", "inferencepools") > asked + 1).then_some(()) })

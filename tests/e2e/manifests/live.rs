@@ -12,9 +12,11 @@ use crate::support::grpc::{Connection, PROCESS, request_headers};
 use crate::support::pki::{Authority, Secret};
 use crate::support::process::scratch;
 use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
 
 /// Starts the picker as in its pod, with other ports and another directory for its configuration.
-async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> AttacheProcess {
+pub(crate) async fn start(rendered: &Rendered, kubeconfig: &Path, tls: Option<&Secret>) -> AttacheProcess {
     let directory = scratch("mounted");
     let maps = rendered.of("ConfigMap").flat_map(|map| map["data"].as_object().into_iter().flatten());
     maps.for_each(|(file, config)| std::fs::write(directory.path().join(file), text(config)).expect("writing"));
@@ -33,10 +35,18 @@ async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> Atta
         let plain = rendered.picker()["args"].to_string().contains("--secure-serving=false");
         arguments.push(format!("--secure-serving={}", !plain));
     }
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
-    picker.until_ready().await;
-    picker
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.env("KUBECONFIG", kubeconfig);
+    let namespace = rendered.one("Deployment")["metadata"]["namespace"].as_str().unwrap_or(NAMESPACE);
+    for variable in list(&rendered.picker()["env"]) {
+        let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            Some("metadata.namespace") => namespace,
+            Some("metadata.name") => "llm-epp-0",
+            _ => text(&variable["value"]),
+        };
+        command.env(text(&variable["name"]), value);
+    }
+    AttacheProcess::with_command(command, &arguments).await
 }
 
 /// The object, moved to the namespace of this test's picker.
@@ -47,7 +57,7 @@ fn here(object: &Value) -> Value {
 }
 
 /// Whether the page `/endpoints` lists this address.
-async fn knows(picker: &AttacheProcess, address: &str) -> bool {
+pub(crate) async fn knows(picker: &AttacheProcess, address: &str) -> bool {
     picker.endpoints().await.iter().any(|endpoint| endpoint.to_string().contains(&format!("\"{address}\"")))
 }
 
@@ -74,7 +84,7 @@ async fn every_installation_discovers_its_pods() {
         }
         api.pod(pod("a", &label, "127.0.0.1"));
         api.pod(pod("stranger", "postgres", "127.0.0.2"));
-        let picker = start(&rendered, &api, None).await;
+        let picker = start(&rendered, &api.kubeconfig(), None).await;
         assert!(knows(&picker, "127.0.0.1:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         if rendered.of("InferencePool").count() == 0 {
@@ -107,7 +117,7 @@ async fn many_pool_installation_discovers_pools_and_their_config_maps() {
         let labels = json!({"attache.dev/pool": "qwen"});
         let map = json!({"metadata": {"name": "of-qwen", "labels": labels}, "data": {"attache.yaml": text}});
         api.apply("v1", "configmaps", map);
-        let picker = start(rendered, &api, None).await;
+        let picker = start(rendered, &api.kubeconfig(), None).await;
         assert!(knows(&picker, "127.0.0.1:8000").await && knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.3:8000").await, "{}", rendered.name);
         let dump = client::get(picker.metrics, "/config_dump").await.expect("the settings").json();
@@ -119,6 +129,20 @@ async fn many_pool_installation_discovers_pools_and_their_config_maps() {
 /// Envoy's bootstrap in a rendered chart.
 pub(crate) fn bootstrap(rendered: &Rendered) -> String {
     text(&rendered.named("ConfigMap", &"llm-epp-envoy".into())["data"]["envoy.yaml"]).to_owned()
+}
+
+/// The same for Envoy on the loopback beside this picker, with files in `directory`.
+pub(crate) fn local(rendered: &Rendered, picker: &AttacheProcess, directory: &Path) -> String {
+    let mut bootstrap = bootstrap(rendered)
+        .replace("/etc/envoy", &directory.display().to_string())
+        .replace("address: 0.0.0.0", "address: 127.0.0.1");
+    for (from, to) in [(8081, 0), (19000, 0), (19001, 0), (9002, picker.grpc.port()), (9003, picker.health.port())] {
+        let from = format!("port_value: {from}}}");
+        assert!(bootstrap.contains(&from), "the bootstrap has no `{from}`");
+        // The admin port occurs twice: its cluster, which then has port 0, gets no requests here.
+        bootstrap = bootstrap.replace(&from, &format!("port_value: {to}}}"));
+    }
+    bootstrap
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,17 +183,8 @@ async fn assert_serves_requests(more: &str, tls: bool) {
         }
         secret
     });
-    let picker = start(&rendered, &api, secret.as_ref()).await;
-    let mut bootstrap = bootstrap(&rendered)
-        .replace("/etc/envoy", &scratch.path().display().to_string())
-        .replace("address: 0.0.0.0", "address: 127.0.0.1");
-    for (from, to) in [(8081, 0), (19000, 0), (19001, 0), (9002, picker.grpc.port()), (9003, picker.health.port())] {
-        let from = format!("port_value: {from}}}");
-        assert!(bootstrap.contains(&from), "the bootstrap has no `{from}`");
-        // The admin port occurs twice: its cluster, which then has port 0, gets no requests here.
-        bootstrap = bootstrap.replace(&from, &format!("port_value: {to}}}"));
-    }
-    let envoy = EnvoyProcess::start(&bootstrap).await;
+    let picker = start(&rendered, &api.kubeconfig(), secret.as_ref()).await;
+    let envoy = EnvoyProcess::start(&local(&rendered, &picker, scratch.path())).await;
     for size in [300, 3_000_000] {
         let body = chat(size, true, 1);
         let to = envoy.listener("inference");

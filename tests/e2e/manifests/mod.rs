@@ -4,10 +4,10 @@
 mod agree;
 mod charts;
 mod idle;
-mod live;
+pub(crate) mod live;
 mod pages;
 mod picker;
-mod render;
+pub(crate) mod render;
 #[cfg(feature = "nats")]
 mod replicas;
 mod shape;

@@ -57,7 +57,7 @@ pub(crate) fn examples() -> PathBuf {
 }
 
 /// A tool from tests/install-kubernetes-tools.sh. A missing tool fails the test, so that it is not skipped silently.
-fn tool(name: &str) -> Command {
+pub(crate) fn tool(name: &str) -> Command {
     let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| repository().join("target/tools"), PathBuf::from);
     let path = tools.join("kubernetes").join(name);
     assert!(path.exists(), "no {}: run `tests/install-kubernetes-tools.sh {}`", path.display(), tools.display());

@@ -36,12 +36,16 @@ labels:
 {{- toJson $file -}}
 {{- end -}}
 
-{{- /* Given the root, a flag and a field of the configuration's `server`: whether the flag is true, or the field where the flag is not said. */}}
-{{- define "attache.switched" -}}
+{{- /* Given the root, a flag and a field of the configuration's `server`: the flag, or the field where the flag is not said. */}}
+{{- define "attache.said" -}}
 {{- $root := index . 0 }}
 {{- $server := get (include "attache.file" $root | fromJson) "server" | default dict }}
-{{- $said := hasKey $root.Values.inferenceExtension.flags (index . 1) | ternary (get $root.Values.inferenceExtension.flags (index . 1)) (get $server (index . 2)) }}
-{{- if eq (toString $said) "true" }}true{{ end -}}
+{{- hasKey $root.Values.inferenceExtension.flags (index . 1) | ternary (get $root.Values.inferenceExtension.flags (index . 1)) (get $server (index . 2)) }}
+{{- end -}}
+
+{{- /* Whether that is true. */}}
+{{- define "attache.switched" -}}
+{{- if eq (include "attache.said" .) "true" }}true{{ end -}}
 {{- end -}}
 
 {{- define "attache.elects" -}}
@@ -240,28 +244,30 @@ metadata:
 rules:
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- if or (include "attache.watchesPool" .) (include "attache.manyPools" .) }}
 - apiGroups: [inference.networking.k8s.io, inference.networking.x-k8s.io]
   resources: [inferencepools]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- if include "attache.manyPools" . }}
 # An InferencePool has a configuration of its own where a ConfigMap has the label attache.dev/pool.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 - apiGroups: [inference.networking.x-k8s.io, llm-d.ai]
   resources: [inferenceobjectives, inferencemodelrewrites]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [inference.networking.x-k8s.io]
   resources: [inferencemodels]
-  verbs: [get, list, watch]
-# Their conditions; `--model-status=false` writes none.
+  verbs: [list, watch]
+{{- if ne (include "attache.said" (list . "model-status" "modelStatus")) "false" }}
+# Their conditions.
 - apiGroups: [inference.networking.x-k8s.io]
   resources: [inferencemodels/status]
   verbs: [patch]
+{{- end }}
 {{- if include "attache.leases" . }}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
