@@ -23,6 +23,8 @@ pub const ENCODERS: &str = "x-encoder-hosts-ports";
 
 /// 32 bytes: overhead of a header in addition to its name and value, as in HTTP/2 (RFC 9113, 6.5.2).
 const FIELD_BYTES: usize = 32;
+/// Longest request id that is kept, in characters.
+const MAX_REQUEST_ID: usize = 128;
 
 /// From which clients a header is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,7 +253,11 @@ impl Head {
     /// `x-request-id`, cut to 128 printable ASCII characters: it goes into logs and records.
     #[must_use]
     pub fn request_id(&self) -> String {
-        self.at(self.request_id).unwrap_or_default().chars().filter(char::is_ascii_graphic).take(128).collect()
+        let id = self.at(self.request_id).unwrap_or_default();
+        if id.len() <= MAX_REQUEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return id.to_owned();
+        }
+        id.chars().filter(char::is_ascii_graphic).take(MAX_REQUEST_ID).collect()
     }
 
     /// The W3C trace context.
@@ -396,6 +402,17 @@ mod tests {
             assert_eq!(head.reserved(false).collect::<Vec<_>>(), [*name]);
             assert_eq!(head.reserved(true).count(), usize::from(*who == Reserved::Always), "{name}");
             assert_eq!(head.names_strategy(), *name == "routing-strategy", "{name}");
+        }
+    }
+
+    #[test]
+    fn request_ids_are_short_and_printable() {
+        let whole = "x".repeat(MAX_REQUEST_ID);
+        let long = format!("{whole}y");
+        for (sent, kept) in
+            [("5f1c-1", "5f1c-1"), (&whole, &whole), (&long, &whole), ("a b\tc\u{e9}d", "abcd"), ("", "")]
+        {
+            assert_eq!(read(&[("x-request-id", sent)]).request_id(), kept);
         }
     }
 

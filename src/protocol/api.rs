@@ -387,8 +387,9 @@ impl Api {
 /// invalid UTF-8 becomes U+FFFD, as in Python's `unquote`, which uvicorn uses. Nothing else is normalised.
 #[must_use]
 pub fn decoded_path(path: &str) -> Cow<'_, str> {
-    let path = path.split(['?', '#']).next().unwrap_or_default();
-    if !path.contains('%') {
+    let end = memchr::memchr2(b'?', b'#', path.as_bytes()).unwrap_or(path.len());
+    let path = path.get(..end).unwrap_or_default();
+    if memchr::memchr(b'%', path.as_bytes()).is_none() {
         return Cow::Borrowed(path);
     }
     let mut bytes = Vec::with_capacity(path.len());
