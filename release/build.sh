@@ -52,9 +52,10 @@ export LC_ALL=C.UTF-8
 name=attache-$version-x86_64-linux-gnu
 
 if [ "$tested" ]; then
-  # With the features that the tests add to dependencies, cargo finds every crate compiled.
+  # With the features that the tests add to dependencies, and the default features of all crates, cargo finds every crate compiled.
   features=tokio/test-util
   for crate in flow picker pool quota scheduling telemetry; do features+=,attache-$crate/testing; done
+  for crate in $(grep -l '^default = ' src/*/Cargo.toml | cut -d/ -f2 | tr _ -); do features+=,attache-$crate/default; done
   build=(--profile "$tested" --features "$features")
   # The program of the tests stays as it is: theirs run meanwhile.
   export CARGO_BUILD_BUILD_DIR=$target CARGO_TARGET_DIR=$work/target
@@ -76,7 +77,11 @@ pack() { # DIRECTORY OUTPUT
 }
 
 make_program() {
-  cargo build --locked --bin attache "${build[@]}"
+  # maturin compiles the same program.
+  case " ${parts[*]} " in
+    *" wheel "*) make_wheel ;;
+    *) cargo build --locked --package attache --bin attache "${build[@]}" ;;
+  esac
   strip -o "$work/attache" "$program"
   chmod 755 "$work/attache"
 }
@@ -153,6 +158,7 @@ started=$SECONDS
 make_program
 make_texts
 for part in "${all[@]}"; do
+  [ "$part" != wheel ] || continue
   case " ${parts[*]} " in *" $part "*) ;; *) continue ;; esac
   echo "release: $part (after $((SECONDS - started)) s)" >&2
   "make_$part"

@@ -34,6 +34,8 @@ tests/install-kube-apiserver.sh "$tools"
 cargo test --release --locked "$@"
 
 if [ $# -eq 0 ]; then
+  # The tests have packaged the program there.
+  tests/readme.sh "${CARGO_TARGET_DIR:-$PWD/target}/tmp/dist"
   cargo test --release --locked --manifest-path tests/interleavings/Cargo.toml
   tests/fuzz/run.sh 30
 fi
