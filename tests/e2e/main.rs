@@ -53,4 +53,6 @@ mod sidecar;
 #[cfg(feature = "otlp")]
 mod traces;
 mod traffic;
+#[cfg(feature = "nats")]
+mod versions;
 mod wire;

@@ -1,6 +1,6 @@
 //! Pickers that share state over a real NATS server, each behind an Envoy of its own.
 
-mod away;
+pub(crate) mod away;
 mod policies;
 mod pressure;
 mod prompts;
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 /// A response stream of two minutes.
 pub(crate) const LONG_SSE: &str = "/v1/chat/completions?kind=sse&size=400000&events=2400&pace_ms=50";
 /// A response stream of about a second.
-const SHORT_SSE: &str = "/v1/chat/completions?kind=sse&size=10000&events=50&pace_ms=20";
+pub(crate) const SHORT_SSE: &str = "/v1/chat/completions?kind=sse&size=10000&events=50&pace_ms=20";
 
 /// A configuration with one pool of these servers.
 pub(crate) fn pool(strategy: &str, servers: &[SocketAddr]) -> String {

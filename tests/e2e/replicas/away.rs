@@ -8,13 +8,13 @@ use tokio::task::JoinSet;
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// Clients that send requests through both Envoys, one after the other, until they are ended.
-struct Clients {
+pub(crate) struct Clients {
     stop: watch::Sender<bool>,
     tasks: JoinSet<usize>,
 }
 
 impl Clients {
-    fn start(to: [SocketAddr; 2]) -> Self {
+    pub(crate) fn start(to: [SocketAddr; 2]) -> Self {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for to in to.into_iter().cycle().take(8) {
@@ -34,7 +34,7 @@ impl Clients {
     }
 
     /// Ends them after the requests that they are sending. Each request was served, or the test fails here.
-    async fn end(self) -> usize {
+    pub(crate) async fn end(self) -> usize {
         self.stop.send_replace(true);
         self.tasks.join_all().await.into_iter().sum()
     }
