@@ -32,9 +32,7 @@ impl HealthReporter {
         let Self { pool, tape, role, .. } = self;
         let observation = Observation { outcome, api: self.api, client: self.client };
         let verdict = tape.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
-        if verdict == Verdict::Capped {
-            observer.event(Event::EjectionCapped);
-        }
+        observer.event(Event::Health(verdict));
         if let (Verdict::Ejected, Some(Ejection { returns_in, .. })) =
             (verdict, endpoint.health.ejection(now, pool.scheduler.health()))
         {

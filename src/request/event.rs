@@ -6,6 +6,7 @@
 //! and no allocation.
 
 use attache_disagg::Failure;
+use attache_pool::health::Verdict;
 use attache_protocol::Usage;
 use attache_protocol::usage::UnreadCount;
 use attache_quota::{Bound, Subject};
@@ -24,8 +25,8 @@ pub enum Event {
     Limit(Limit),
     /// A panic was caught.
     Panic,
-    /// An endpoint was not ejected, because the largest share of its pool is.
-    EjectionCapped,
+    /// Effect of a request's result on the health of an endpoint.
+    Health(Verdict),
     /// A server sent an error inside a response with status 200.
     ErrorInStream,
     /// Result of a request to a prefill server; `Ok` when it computed the prompt.

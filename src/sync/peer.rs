@@ -131,13 +131,14 @@ impl PeerColumn {
         self.requests.clear();
         (self.blocks, self.digest) = (0, 0);
         self.arriving = Arriving::default();
-        self.clear_early();
+        self.give_up_early();
         had
     }
 
-    fn clear_early(&mut self) {
-        self.early.clear();
+    /// Gives up the bookings of all early events.
+    fn give_up_early(&mut self) {
         (self.early_count, self.early_bytes) = (0, 0);
+        std::mem::take(&mut self.early).into_values().flatten().for_each(|kind| self.missed(&kind));
     }
 
     /// Whether a request of the peer is answered now.
@@ -198,9 +199,7 @@ impl PeerColumn {
     fn settle(&mut self, now: Timestamp) {
         self.gap_since = self.received.has_gap().then(|| self.gap_since.unwrap_or(now));
         if !self.is_behind() {
-            let early = std::mem::take(&mut self.early);
-            self.clear_early();
-            early.into_values().flatten().for_each(|kind| self.missed(&kind));
+            self.give_up_early();
         }
     }
 
@@ -269,7 +268,7 @@ impl PeerColumn {
         }
         let bytes = kind.encoded_len();
         if self.early_count == MAX_EARLY || self.early_bytes + bytes > MAX_EARLY_BYTES {
-            self.clear_early();
+            self.give_up_early();
             self.needs_column = true;
         }
         self.early_count += 1;

@@ -6,6 +6,7 @@ use super::metrics::{LEG_OK, Metrics, PoolMetrics};
 use super::queues::QueueMetrics;
 use super::trace::RequestSpan;
 use attache_disagg::Failure;
+use attache_pool::health::Verdict;
 use attache_quota::Subject;
 use attache_request::event::{
     DecisionRecord, Event, KeptExplanation, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver,
@@ -30,7 +31,9 @@ impl Observer for Telemetry {
             Event::Degraded(mode) => metrics.degraded(mode),
             Event::Limit(limit) => metrics.limit(limit),
             Event::Panic => _ = metrics.panics.inc(),
-            Event::EjectionCapped => _ = metrics.ejections_capped.inc(),
+            Event::Health(Verdict::Capped) => _ = metrics.ejections_capped.inc(),
+            // Endpoints count their ejections themselves, with the names that their series have.
+            Event::Health(Verdict::Kept | Verdict::Ejected) => {}
             Event::ErrorInStream => _ = metrics.errors_in_stream.inc(),
             Event::PrefillLeg(result) => metrics.prefill_leg(result.map_or_else(Failure::code, |()| LEG_OK)),
         }
