@@ -153,6 +153,26 @@ fn silent_picker_loses_its_column_and_gets_it_back() {
 }
 
 #[test]
+fn prompt_of_a_request_whose_booking_was_lost_survives_a_silence() {
+    let mut cluster = cluster(2);
+    cluster.pass(HEARTBEAT_EVERY);
+    cluster.bus.part(0, 1, true);
+    let routed = cluster.route(0, 1, &keys(40));
+    cluster.pass(2 * DELAY);
+    // The end arrives before the lost booking can be requested.
+    cluster.bus.part(0, 1, false);
+    finish(&cluster, routed);
+    cluster.pass(DELAY);
+    cluster.bus.part(0, 1, true);
+    assert_eq!(cluster.depths(&keys(40))[1], [0; 3]);
+    cluster.pass(SILENT_AFTER + HEARTBEAT_EVERY);
+    cluster.bus.part(0, 1, false);
+    cluster.pass(4 * HEARTBEAT_EVERY);
+    assert_eq!(cluster.depths(&keys(40)), [[0, 40, 0]; 2]);
+    assert_eq!(in_flight(&cluster), [0, 0]);
+}
+
+#[test]
 fn restarted_picker_replaces_its_earlier_process() {
     let mut cluster = cluster(2);
     let lost = cluster.route(0, 0, &keys(3));
