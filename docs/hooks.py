@@ -10,6 +10,8 @@ import re
 
 from mkdocs.structure.files import File
 
+# Weights of pages in the search: the page of symptoms comes first, pages about other products come last.
+WEIGHTS = {"how-to/troubleshooting.md": 8, "coming-from/": 0.3}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<=\]\()([^)#\s]*)")
 # The whole of a link: its text and its target.
@@ -46,6 +48,9 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     here = page.file.src_uri
+    for beginning, weight in WEIGHTS.items():
+        if here.startswith(beginning):
+            page.meta["search"] = {"boost": weight}
     origin = here.removeprefix("repository/") if here.startswith("repository/") else f"docs/{here}"
 
     def rewrite(match):
