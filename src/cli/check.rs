@@ -1,75 +1,134 @@
-//! `attache check`: reports every error of a configuration at once.
+//! `attache check`: reports every error of a configuration at once, and with `--live` what is wrong in a running system.
+
+#[cfg(feature = "live-check")]
+mod live;
 
 use super::EXIT_CONFIG;
 use super::output::{colour, message, print};
-use super::source::ReloadSource;
+use super::source::{ConfigReading, ReloadSource};
 use crate::config::Diagnostic;
 use crate::config::diagnostic::render_json;
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const EXAMPLES: &str = "\
+/// The examples and exit codes of every build.
+macro_rules! after_help {
+    ($examples:literal, $codes:literal) => {
+        concat!(
+            "\
 Examples:
   attache check attache.yaml
   attache check attache.yaml --deny-warnings      # for CI
-  attache check attache.yaml --format json | jq '.diagnostics[].message'
+  attache check attache.yaml --output json | jq '.diagnostics[].message'",
+            $examples,
+            "\n\nExit codes: 0 when the file is good, 78 when it isn't.",
+            $codes
+        )
+    };
+}
 
-Exit codes: 0 when the file is good, 78 when it isn't.";
+#[cfg(not(feature = "live-check"))]
+const AFTER_HELP: &str = after_help!("", "");
+#[cfg(feature = "live-check")]
+const AFTER_HELP: &str = after_help!(
+    "
+  attache check --live                            # Envoy and Attaché on this machine
+  attache check attache.yaml --live --envoy-admin 10.0.0.7:9901 --admin 10.0.0.8:9090
+  attache check --live --envoy-config envoy.yaml --output json | jq '.live.findings[] | select(.severity == \"error\")'",
+    "
+With --live: 0 when nothing is wrong, 1 when there are errors (or warnings, with --deny-warnings), 69 when no \
+target answered, 78 when the file is wrong."
+);
 
-/// Output format of diagnostics.
+/// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DiagnosticFormat {
-    /// Text for people, on standard error.
+enum CheckOutput {
+    /// Text for people; diagnostics of the file are on standard error.
     Text,
+    /// Like `text`, without lines about what is right.
+    Short,
     /// JSON for programs, on standard output.
     Json,
 }
 
-/// Check a configuration file and report every error.
+/// Check a configuration file and report every error; with `--live`, check what runs.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = AFTER_HELP)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
     which: Which,
-    /// How diagnostics are printed
-    #[arg(long, value_enum, default_value_t = DiagnosticFormat::Text)]
-    format: DiagnosticFormat,
+    /// How results are printed
+    #[arg(long, alias = "format", value_enum, default_value_t = CheckOutput::Text)]
+    output: CheckOutput,
     /// Treat warnings as errors
     #[arg(long)]
     deny_warnings: bool,
+    #[cfg(feature = "live-check")]
+    #[command(flatten)]
+    live: live::LiveArgs,
 }
 
-/// The file, as an argument or with `--config-file`.
+/// The file, as an argument or with `--file`.
 #[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
+#[cfg_attr(not(feature = "live-check"), group(required = true))]
 struct Which {
     /// The file
     #[arg(value_name = "FILE")]
+    #[cfg_attr(feature = "live-check", arg(required_unless_present_any = ["named", "live"]))]
     file: Option<PathBuf>,
     /// The file
     #[arg(short = 'f', long = "file", aliases = ["config-file", "config"], value_name = "FILE")]
     named: Option<PathBuf>,
 }
 
-pub(super) fn check(args: &CheckArgs) -> ExitCode {
-    let file = args.which.file.as_ref().or(args.which.named.as_ref()).cloned().unwrap_or_default();
-    let reading = ReloadSource::of_file_alone(file.clone()).read();
-    let refused = reading.diagnostics.iter().any(|d| d.is_error() || args.deny_warnings);
-    match (args.format, &reading.settings) {
-        (DiagnosticFormat::Json, _) => print(render_json(&reading.diagnostics, file.to_str())),
-        (DiagnosticFormat::Text, settings) => {
-            message(reading.render(colour()));
-            if let (Some(settings), false) = (settings, refused) {
-                let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
-                let pools = settings.pools.len() + settings.templates.len();
-                let counted =
-                    |number: usize, what| if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") };
-                let (pools, endpoints) = (counted(pools, "pool"), counted(endpoints, "endpoint"));
-                print(format_args!("{}: good ({pools}, {endpoints} named)", file.display()));
-            }
+/// A file that was read.
+struct FileCheck {
+    path: PathBuf,
+    reading: ConfigReading,
+    /// Whether it has errors, or warnings that count as errors.
+    refused: bool,
+}
+
+impl FileCheck {
+    fn read(path: &Path, deny_warnings: bool) -> Self {
+        let reading = ReloadSource::of_file_alone(path.to_owned()).read();
+        let refused = reading.diagnostics.iter().any(|d| d.is_error() || deny_warnings);
+        debug_assert_eq!(reading.settings.is_none(), reading.diagnostics.iter().any(Diagnostic::is_error));
+        Self { path: path.to_owned(), reading, refused }
+    }
+
+    /// The diagnostics, for programs.
+    fn to_json(&self) -> serde_json::Value {
+        render_json(&self.reading.diagnostics, self.path.to_str())
+    }
+
+    /// Shows the diagnostics to people.
+    fn show(&self) {
+        message(self.reading.render(colour()));
+        if let (Some(settings), false) = (&self.reading.settings, self.refused) {
+            let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();
+            let pools = settings.pools.len() + settings.templates.len();
+            let counted =
+                |number: usize, what| if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") };
+            let (pools, endpoints) = (counted(pools, "pool"), counted(endpoints, "endpoint"));
+            print(format_args!("{}: good ({pools}, {endpoints} named)", self.path.display()));
         }
     }
-    debug_assert_eq!(reading.settings.is_none(), reading.diagnostics.iter().any(Diagnostic::is_error));
-    if refused { ExitCode::from(EXIT_CONFIG) } else { ExitCode::SUCCESS }
+}
+
+pub(super) fn check(args: CheckArgs) -> ExitCode {
+    let path = args.which.file.as_deref().or(args.which.named.as_deref());
+    let file = path.map(|path| FileCheck::read(path, args.deny_warnings));
+    #[cfg(feature = "live-check")]
+    if args.live.live {
+        return live::check(args.live, args.output, args.deny_warnings, file);
+    }
+    let Some(file) = file else { unreachable!("the arguments require a file") };
+    match args.output {
+        CheckOutput::Json => print(file.to_json()),
+        CheckOutput::Text | CheckOutput::Short => file.show(),
+    }
+    if file.refused { ExitCode::from(EXIT_CONFIG) } else { ExitCode::SUCCESS }
 }

@@ -1,7 +1,7 @@
 //! The command line: one verb a file. Parses arguments, reads files, and calls `config` and `app`.
 //!
-//! Exit codes (sysexits): 0 success, 2 an assertion of a replay does not hold, 64 wrong usage, 70 internal error, 78
-//! wrong configuration. Output for programs goes to standard output, messages for people to standard error.
+//! Exit codes (sysexits): 0 success, 2 an assertion of a replay does not hold, 64 wrong usage, 69 nothing to check
+//! answered, 70 internal error, 78 wrong configuration. Output for programs goes to standard output, messages for people to standard error.
 
 mod check;
 mod completions;
@@ -26,6 +26,9 @@ use std::process::ExitCode;
 
 /// Exit code for wrong usage of the command line.
 pub const EXIT_USAGE: u8 = 64;
+/// Exit code of `attache check --live` when no target answered.
+#[cfg(feature = "live-check")]
+pub const EXIT_UNAVAILABLE: u8 = 69;
 /// Exit code for an internal error or one of the system.
 pub const EXIT_INTERNAL: u8 = 70;
 /// Exit code for a wrong configuration.
@@ -69,8 +72,8 @@ enum Verb {
     /// Simulate a fleet of model servers over real HTTP.
     #[cfg(feature = "simulator")]
     Sim(Box<sim::Args>),
-    /// Check a configuration file and report every error.
-    Check(check::CheckArgs),
+    /// Check a configuration file, or what runs.
+    Check(Box<check::CheckArgs>),
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
     /// Play a workload to simulated servers and compare strategies.
@@ -98,7 +101,7 @@ pub fn main() -> ExitCode {
                 message(format_args!("error: {error:#}"));
                 ExitCode::from(EXIT_INTERNAL)
             }),
-            Verb::Check(args) => check::check(&args),
+            Verb::Check(args) => check::check(*args),
             Verb::Explain(args) => explain::run(&args),
             #[cfg(feature = "simulator")]
             Verb::Replay(args) => replay::run(&args),

@@ -1,6 +1,6 @@
 //! Standard output and standard error of every verb.
 //!
-//! Neither ends the process when its reader has gone, as in `attache check --format json attache.yaml | head -1`.
+//! Neither ends the process when its reader has gone, as in `attache check --output json attache.yaml | head -1`.
 
 use super::EXIT_INTERNAL;
 use std::fmt::Display;

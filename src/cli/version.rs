@@ -8,6 +8,7 @@ use std::process::ExitCode;
 const FEATURES: &[(&str, bool)] = &[
     ("hf-tokenizers", cfg!(feature = "hf-tokenizers")),
     ("kube", cfg!(feature = "kube")),
+    ("live-check", cfg!(feature = "live-check")),
     ("nats", cfg!(feature = "nats")),
     ("otlp", cfg!(feature = "otlp")),
     ("redis", cfg!(feature = "redis")),

@@ -99,7 +99,7 @@ fn closed_pipes_end_no_command_with_a_panic() {
         Stdio::from(writer)
     };
     let cases: &[(&[&str], i32)] = &[
-        (&["check", "--format", "json", good], 0),
+        (&["check", "--output", "json", good], 0),
         (&["check", good], 0),
         (&["check", &bad], 78),
         (&["version"], 0),

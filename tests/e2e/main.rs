@@ -7,6 +7,7 @@ mod support;
 mod api;
 #[path = "../attacks/mod.rs"]
 mod attacks;
+mod check_live;
 mod choosing;
 mod cli;
 mod coming_from;

@@ -55,7 +55,7 @@ pub(crate) fn with_mtls(bootstrap: &str, certificates: &Path, sds: &Path) -> Str
 
 /// A running Envoy.
 pub(crate) struct EnvoyProcess {
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
     listeners: BTreeMap<String, SocketAddr>,
     process: Process,
     _lock: MachineLock,

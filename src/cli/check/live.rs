@@ -1,0 +1,87 @@
+//! `attache check --live`: what is wrong in a running system.
+
+use super::{CheckOutput, FileCheck};
+use crate::cli::output::{may_colour, message, print};
+use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE};
+use attache_live_check::{AdminUrl, Report, Severity, Targets, TextStyle};
+use clap::Args;
+use console::Term;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Errors were found.
+const EXIT_FOUND: u8 = 1;
+/// Columns of lines where there is no terminal.
+const COLUMNS: usize = 100;
+/// The admin port of the shipped bootstraps in `envoy/`.
+const ENVOY_ADMIN: &str = "http://127.0.0.1:9901";
+/// The default of `--metrics-port` of `attache run`.
+const PICKER_ADMIN: &str = "http://127.0.0.1:9090";
+
+#[derive(Args, Debug)]
+pub(super) struct LiveArgs {
+    /// Check what runs: Envoy, Attaché, the model servers and what they use. Nothing is changed
+    #[arg(long)]
+    pub(super) live: bool,
+    /// Admin port of an Envoy; may be repeated [default: http://127.0.0.1:9901]
+    #[arg(long = "envoy-admin", value_name = "URL", requires = "live")]
+    envoy_admins: Vec<AdminUrl>,
+    /// Bootstrap file of an Envoy instead of its admin port; may be repeated
+    #[arg(long = "envoy-config", value_name = "FILE", requires = "live")]
+    envoy_files: Vec<PathBuf>,
+    /// Admin port of Attaché [default: http://127.0.0.1:9090]
+    #[arg(long, value_name = "URL", requires = "live")]
+    admin: Option<AdminUrl>,
+}
+
+/// Shows the diagnostics of the file, then what the live checks find.
+pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mut file: Option<FileCheck>) -> ExitCode {
+    let is_json = output == CheckOutput::Json;
+    if let Some(file) = file.as_ref().filter(|_| !is_json) {
+        file.show();
+    }
+    let settings = file.as_mut().and_then(|file| file.reading.settings.take());
+    let default = |url: &str| url.parse::<AdminUrl>().unwrap_or_default();
+    let is_envoy_named = !args.envoy_admins.is_empty() || !args.envoy_files.is_empty();
+    let envoy_admins = if is_envoy_named { args.envoy_admins } else { vec![default(ENVOY_ADMIN)] };
+    let targets = Targets {
+        envoy_admins,
+        is_envoy_named,
+        envoy_files: args.envoy_files,
+        is_picker_named: args.admin.is_some(),
+        picker: args.admin.unwrap_or_else(|| default(PICKER_ADMIN)),
+        settings,
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            message(format_args!("error: {error}"));
+            return ExitCode::from(EXIT_INTERNAL);
+        }
+    };
+    let report = runtime.block_on(attache_live_check::check(&targets));
+    if is_json {
+        print(json!({"file": file.as_ref().map(FileCheck::to_json), "live": report.to_json()}));
+    } else {
+        print(report.to_text(style(output)));
+    }
+    code(&report, deny_warnings, file.is_some_and(|file| file.refused))
+}
+
+fn style(output: CheckOutput) -> TextStyle {
+    let terminal = Term::stdout();
+    let colour = terminal.is_term() && may_colour();
+    let width = terminal.size_checked().map_or(COLUMNS, |(_, columns)| columns.into());
+    TextStyle { colour, width, show_ok: output == CheckOutput::Text }
+}
+
+fn code(report: &Report, deny_warnings: bool, is_file_refused: bool) -> ExitCode {
+    let is_wrong = report.count(Severity::Error) > 0 || (deny_warnings && report.count(Severity::Warning) > 0);
+    match () {
+        () if is_file_refused => ExitCode::from(EXIT_CONFIG),
+        () if !report.is_reached() => ExitCode::from(EXIT_UNAVAILABLE),
+        () if is_wrong => ExitCode::from(EXIT_FOUND),
+        () => ExitCode::SUCCESS,
+    }
+}

@@ -1,0 +1,143 @@
+//! Envoy: each row plants a mistake in a shipped bootstrap, and a real Envoy runs it.
+
+mod rows;
+
+use super::Checked;
+use crate::shipped::{by_header, by_list, list_pool};
+use crate::support::attache::AttacheProcess;
+use crate::support::client;
+use crate::support::envoy::{EnvoyProcess, shipped, with_mtls};
+use crate::support::pki::{Authority, Secret};
+use crate::support::process::scratch;
+use crate::support::sim::SimProcess;
+use rows::{ROWS, Row};
+use std::net::SocketAddr;
+
+/// The shipped bootstraps; those with lists know four servers.
+const BY_HEADER: [&str; 3] = ["original-dst.yaml", "buffered.yaml", "target-pod.yaml"];
+const BY_LIST: [&str; 2] = ["override-host.yaml", "fail-open.yaml"];
+/// Envoys that run at the same time.
+const AT_ONCE: usize = 4;
+
+fn render(file: &str, picker: &AttacheProcess, servers: &[SocketAddr]) -> String {
+    if BY_LIST.contains(&file) {
+        by_list(file, picker, servers.try_into().expect("four servers"))
+    } else {
+        by_header(file, picker)
+    }
+}
+
+fn check(envoy: SocketAddr, picker: &AttacheProcess) -> Checked {
+    Checked::run(&["--envoy-admin", &envoy.to_string(), "--admin", &picker.metrics.to_string()])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_nothing_in_shipped_bootstraps() {
+    let fleet = SimProcess::start(4, &[]).await;
+    let picker = AttacheProcess::start(&fleet.servers, &[]).await;
+    let lists = AttacheProcess::configured(&list_pool(&fleet.servers, "round-robin")).await;
+    for file in BY_HEADER.iter().chain(&BY_LIST) {
+        let picker = if BY_LIST.contains(file) { &lists } else { &picker };
+        let envoy = EnvoyProcess::start(&render(file, picker, &fleet.servers)).await;
+        if *file != "target-pod.yaml" {
+            let reply = client::get(envoy.listener("inference"), "/v1/models").await.expect("a response");
+            assert_eq!(reply.status, 200, "{file}");
+        }
+        let checked = check(envoy.admin, picker);
+        checked.assert_faults(file, "envoy-", &[]);
+        assert_eq!(checked.code, 0, "{file}: {:#?}", checked.faults(""));
+        let config = scratch("bootstrap");
+        let path = config.path().join("envoy.yaml");
+        std::fs::write(&path, shipped(file, &[])).expect("writing");
+        let checked = Checked::run(&["--envoy-config", path.to_str().expect("UTF-8")]);
+        checked.assert_faults(&format!("{file} as a file"), "envoy-", &[]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_nothing_in_a_bootstrap_with_mtls() {
+    let (authority, scratch) = (Authority::new("a"), scratch("mtls"));
+    let secret = Secret::new(scratch.path().join("tls"), &authority.identity("envoy"), &[&authority]);
+    let fleet = SimProcess::start(1, &[]).await;
+    let directory = secret.path().display().to_string();
+    let ca = secret.ca().display().to_string();
+    let arguments =
+        ["--secure-serving=true", "--cert-path", &directory, "--client-ca-file", &ca, "--client-name", "envoy"];
+    let picker = AttacheProcess::start(&fleet.servers, &arguments).await;
+    let bootstrap = with_mtls(&by_header("original-dst.yaml", &picker), secret.path(), scratch.path());
+    let envoy = EnvoyProcess::start(&bootstrap).await;
+    check(envoy.admin, &picker).assert_faults("mTLS", "envoy-", &[]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_each_mistake_in_a_bootstrap() {
+    let fleet = SimProcess::start(4, &[]).await;
+    let picker = AttacheProcess::start(&fleet.servers, &[]).await;
+    let lists = AttacheProcess::configured(&list_pool(&fleet.servers, "round-robin")).await;
+    let of = |row: &Row| if BY_LIST.contains(&row.file) { &lists } else { &picker };
+    let first = EnvoyProcess::start(&render("original-dst.yaml", &picker, &fleet.servers)).await;
+    for rows in ROWS.chunks(AT_ONCE) {
+        let each = rows.iter().map(|row| async {
+            let envoy = first.beside(&row.plant(&render(row.file, of(row), &fleet.servers))).await;
+            let checked = check(envoy.admin, of(row));
+            checked.assert_faults(row.name, "envoy-", row.faults);
+            assert_eq!(checked.code == 1, checked.has_error(), "{}", row.name);
+        });
+        futures_util::future::join_all(each).await;
+    }
+    assert!(ROWS.len() >= 25, "{}", ROWS.len());
+}
+
+/// What only TLS, traffic or a file shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_a_picker_with_tls_behind_an_envoy_without() {
+    let fleet = SimProcess::start(1, &[]).await;
+    let picker = AttacheProcess::start(&fleet.servers, &["--secure-serving=true"]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let checked = check(envoy.admin, &picker);
+    checked.assert_faults("TLS", "envoy-", &[("envoy-picker-tls", "--secure-serving=false")]);
+    let reply = client::get(envoy.listener("inference"), "/v1/models").await.expect("a response");
+    assert_eq!(reply.status, 500);
+    let checked = check(envoy.admin, &picker);
+    let failed = ("envoy-stat-streams-failed", "transport_socket");
+    checked.assert_faults("TLS, after a request", "envoy-", &[("envoy-picker-tls", "UpstreamTlsContext"), failed]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_a_list_for_an_envoy_that_takes_one_address() {
+    let fleet = SimProcess::start(4, &[]).await;
+    let picker = AttacheProcess::configured(&list_pool(&fleet.servers, "round-robin")).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let reply = client::get(envoy.listener("inference"), "/v1/models").await.expect("a response");
+    assert_eq!(reply.status, 503);
+    let wanted = ("envoy-stat-invalid-destination", "destination: {mode: single}");
+    check(envoy.admin, &picker).assert_faults("a list", "envoy-", &[wanted]);
+}
+
+#[test]
+fn check_live_finds_mistakes_in_the_admin_port_of_a_file() {
+    let directory = scratch("bootstrap");
+    let path = directory.path().join("envoy.yaml");
+    let text = shipped("original-dst.yaml", &[]);
+    let check = |text: &str| {
+        std::fs::write(&path, text).expect("writing");
+        Checked::run(&["--envoy-config", path.to_str().expect("UTF-8")])
+    };
+    let open = text.replace("{address: 127.0.0.1, port_value: 9901}", "{address: 0.0.0.0, port_value: 9901}");
+    check(&open).assert_faults("open admin port", "envoy-", &[("envoy-admin-address", "127.0.0.1")]);
+    let (before, rest) = text.split_once("admin:").expect("the admin port");
+    let none = format!("{before}static_resources:{}", rest.split_once("static_resources:").expect("resources").1);
+    check(&none).assert_faults("no admin port", "envoy-", &[("envoy-admin-address", "admin:")]);
+    check("a: [").assert_faults("no YAML", "envoy-", &[("envoy-reachable", "bootstrap")]);
+    check("a: 1").assert_faults("no bootstrap", "envoy-", &[("envoy-reachable", "bootstrap")]);
+}
+
+#[test]
+fn check_live_without_any_target_exits_69() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let closed = listener.local_addr().expect("its address").to_string();
+    drop(listener);
+    let checked = Checked::run(&["--envoy-admin", &closed, "--admin", &closed]);
+    assert_eq!(checked.code, 69);
+    checked.assert_faults("nothing runs", "envoy-", &[("envoy-reachable", "--envoy-admin")]);
+}
