@@ -10,6 +10,8 @@ pub use attache_ext_proc as ext_proc;
 pub use attache_feeds as feeds;
 pub use attache_flow as flow;
 pub use attache_kv_events as kv_events;
+#[cfg(feature = "live-check")]
+pub use attache_live_check as live_check;
 #[cfg(feature = "simulator")]
 pub use attache_loadgen as loadgen;
 pub use attache_picker as picker;

@@ -85,10 +85,10 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Why it matters; empty if nothing is wrong.
+    /// Why it matters; empty if nothing is known to be wrong.
     #[must_use]
     pub fn why(&self) -> &'static str {
-        if self.severity == Severity::Ok { "" } else { self.check.why }
+        if matches!(self.severity, Severity::Ok | Severity::Unknown) { "" } else { self.check.why }
     }
 }
 

@@ -7,6 +7,7 @@ mod support;
 mod api;
 #[path = "../attacks/mod.rs"]
 mod attacks;
+#[cfg(feature = "live-check")]
 mod check_live;
 mod choosing;
 mod cli;

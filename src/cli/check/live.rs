@@ -3,7 +3,7 @@
 use super::{CheckOutput, FileCheck};
 use crate::cli::output::{may_colour, message, print};
 use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE};
-use attache_live_check::{AdminUrl, Report, Severity, Targets, TextStyle};
+use crate::live_check::{self, AdminUrl, Report, Severity, Targets, TextStyle};
 use clap::Args;
 use console::Term;
 use serde_json::json;
@@ -60,7 +60,7 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
             return ExitCode::from(EXIT_INTERNAL);
         }
     };
-    let report = runtime.block_on(attache_live_check::check(&targets));
+    let report = runtime.block_on(live_check::check(&targets));
     if is_json {
         print(json!({"file": file.as_ref().map(FileCheck::to_json), "live": report.to_json()}));
     } else {

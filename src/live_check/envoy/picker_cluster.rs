@@ -33,7 +33,7 @@ static WINDOWS: Check = Check {
 static TLS: Check = Check {
     id: "envoy-picker-tls",
     about: "Envoy and the picker both use TLS, or both don't",
-    why: "Otherwise each request fails with 500.",
+    why: "If only one of both uses TLS, each request fails with 500.",
 };
 
 static IDENTITY: Check = Check {

@@ -167,10 +167,10 @@ pub(super) fn check(traffic: &Traffic<'_>, out: &mut Report) {
                 .iter()
                 .map(|name| (name, total(live, &prefix, counters.owner, name)))
                 .filter(|(_, number)| *number > 0)
-                .map(|(name, number)| format!("{name} is {number}"))
+                .map(|(name, number)| format!("{name}: {number}"))
                 .collect();
             out.push(if seen.is_empty() {
-                counters.check.ok(subject, format!("{} is 0", counters.names.join(", ")))
+                counters.check.ok(subject, format!("{}: 0", counters.names.join(", ")))
             } else {
                 let found = format!("{}, since Envoy started {} ago", seen.join(", "), uptime(traffic.source));
                 counters.check.warning(subject, found, counters.fix)

@@ -30,6 +30,11 @@ impl Checked {
         self.findings.iter().filter(is_fault).filter(of_subject).collect()
     }
 
+    /// Whether any finding is an error.
+    pub(crate) fn has_error(&self) -> bool {
+        self.findings.iter().any(|finding| finding["severity"] == "error")
+    }
+
     /// Checks that exactly these are wrong, among the checks whose id begins with `prefix`. Each is an id and a word
     /// of its fix.
     pub(crate) fn assert_faults(&self, row: &str, prefix: &str, wanted: &[(&str, &str)]) {

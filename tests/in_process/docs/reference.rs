@@ -138,6 +138,15 @@ fn diagnostics_page_lists_the_codes_of_the_program() {
     compare(PAGE, "codes", &table(PAGE, &head, 2, Code::ALL.iter().map(row).collect()));
 }
 
+#[test]
+fn live_checks_page_lists_the_checks_of_the_program() {
+    const PAGE: &str = "docs/reference/live-checks.md";
+    let row = |check: &attache::live_check::Check| vec![code(check.id), check.about.to_owned(), check.why.to_owned()];
+    let rows: Vec<_> = attache::live_check::checks().map(row).collect();
+    assert!(rows.len() > 40, "{}", rows.len());
+    compare(PAGE, "checks", &table(PAGE, &["id", "what is checked", "why it matters"], 0, rows));
+}
+
 /// The program's output for these arguments, without environment variables of this machine.
 fn printed(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
