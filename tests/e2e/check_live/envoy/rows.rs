@@ -474,9 +474,9 @@ pub(super) const ROWS: &[Row] = &[
         faults: &[("envoy-picker-health-service", "ExternalProcessor"), ("envoy-picker-healthy", "--grpc-health-port")],
     },
     Row {
-        name: "health at the port of requests",
+        name: "health at a closed port",
         file: HEADER,
-        changes: &[Cut("            health_check_config:", "\n")],
-        faults: &[("envoy-picker-healthy", "--health-checking")],
+        changes: &[Set("health_check_config: {port_value: ", "health_check_config: {port_value: 1} # ")],
+        faults: &[("envoy-picker-healthy", "--grpc-health-port")],
     },
 ];
