@@ -21,6 +21,7 @@ mod traffic;
 use crate::Targets;
 use crate::finding::{Check, Finding, Report};
 use crate::http::Http;
+use futures_util::future::join_all;
 use names::Names;
 use source::EnvoySource;
 use traffic::Traffic;
@@ -41,18 +42,11 @@ pub(crate) const CHECKS: &[&[&Check]] = &[
 /// Checks every Envoy at the same time.
 pub(crate) async fn check(targets: &Targets, http: &Http) -> Report {
     let mut report = Report::default();
-    let mut tasks = Vec::new();
-    for admin in targets.envoy_admins.iter().cloned() {
-        let (http, is_named) = (http.clone(), targets.is_envoy_named);
-        tasks.push(tokio::spawn(async move { source::from_admin(&http, &admin, is_named).await }));
-    }
-    for file in targets.envoy_files.iter().cloned() {
-        tasks.push(tokio::spawn(async move { source::from_file(&file).await }));
-    }
-    for task in tasks {
-        if let Ok(read) = task.await {
-            add(read, targets, &mut report).await;
-        }
+    let admins = targets.envoy_admins.iter().map(|admin| source::from_admin(http, admin, targets.is_envoy_named));
+    let files = targets.envoy_files.iter().map(|file| source::from_file(file));
+    let (admins, files) = tokio::join!(join_all(admins), join_all(files));
+    for read in admins.into_iter().chain(files) {
+        add(read, targets, &mut report).await;
     }
     report
 }

@@ -255,8 +255,13 @@ fn check_healthy(traffic: &Traffic<'_>, subject: &str, name: &str, cluster: &Val
             .flat_map(|locality| list(locality, "lb_endpoints"))
             .find_map(|endpoint| number(endpoint, "endpoint.health_check_config.port_value"));
         let fix = match port {
-            Some(port) => format!("start the picker; `health_check_config.port_value` is {port} and must be its `--grpc-health-port`"),
-            None => "start the picker; set `health_check_config: {port_value: 9003}`, or start Attaché with `--health-checking`".to_owned(),
+            Some(port) => format!(
+                "start the picker; `health_check_config.port_value` is {port} and must be its `--grpc-health-port`"
+            ),
+            None => {
+                "start the picker, without `--health-checking=false`; or set `health_check_config: {port_value: 9003}`"
+                    .to_owned()
+            }
         };
         out.push(if is_failed {
             HEALTHY.error(subject, format!("Envoy finds the picker at {address} unhealthy"), fix)
