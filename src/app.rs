@@ -2,6 +2,7 @@
 
 mod certificates;
 mod instruments;
+mod pages;
 mod ports;
 pub mod prompts;
 mod queues;
@@ -14,18 +15,15 @@ mod traces;
 
 use crate::admin::guard::Guard;
 use crate::admin::pools::{PoolView, PoolViews};
-use crate::admin::{self, AdminState, MetricsPage, Refusals};
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::discovery::watch::{self, FileWatch};
-use crate::error::{Reason, RequestError};
+use crate::ext_proc::Processor;
 use crate::ext_proc::server::Shards;
 use crate::ext_proc::service::Service;
-use crate::ext_proc::{Processor, warmer};
 use crate::health::{Health, Latch, Readiness};
 use crate::picker::event::Outcome;
-use crate::picker::explain::{self, ExplainQuery};
 use crate::picker::{ActiveConfig, Picker, PoolRuntime};
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
@@ -45,6 +43,7 @@ use attache_feeds::found::{FoundPools, PoolReader};
 use attache_feeds::{Feeds, Leased};
 use certificates::Certificates;
 use instruments::{Instruments, PREFIX};
+use pages::PageParts;
 use ports::{Ports, Served};
 use prometheus_client::registry::Registry;
 use recording::{recorder, unrecordable};
@@ -54,7 +53,6 @@ use sd_notify::NotifyState;
 use std::path::PathBuf;
 use std::sync::Arc;
 use sync::Sync;
-use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use traces::Traces;
@@ -67,8 +65,8 @@ pub struct Reload {
     pub load: LoadSettings,
 }
 
-/// Reads and checks settings; `None` if they are invalid, which has been logged.
-pub type LoadSettings = Box<dyn Fn() -> Option<Settings> + Send>;
+/// Reads and checks settings. The error is why they are invalid, which has been logged.
+pub type LoadSettings = Box<dyn Fn() -> Result<Settings, String> + Send>;
 
 /// Runs the picker until shutdown, and records it if `record` is set. `read_pool` reads the own configurations of
 /// pools. Logging must be initialised; `logs` changes its level.
@@ -283,7 +281,7 @@ async fn serve(
     ports.tell(&server, seed, handshaker.is_some())?;
     app.show();
     let rendering = ports::pages_thread(stop.clone())?;
-    let pages = pages(root, rendering, &app, guard, refusals, logs, clock);
+    let pages = PageParts { rendering, registry: root, guard, refusals, logs }.assemble(&app);
     let (accepts, accepted_until, until) = (shards.clone(), accepting.clone(), stop.clone());
     let served =
         Served { shards: accepts, listeners, health, readiness, pages, accepting: accepted_until, stop: until };
@@ -305,72 +303,6 @@ fn notify_manager(state: &NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
         tracing::warn!(%error, "can't notify the service manager ($NOTIFY_SOCKET)");
     }
-}
-
-/// The content of the admin pages.
-fn pages(
-    registry: Registry,
-    rendering: Handle,
-    app: &App,
-    guard: Option<Guard>,
-    refusals: Refusals,
-    logs: LogHandle,
-    clock: Clock,
-) -> AdminState {
-    let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
-    let (kept, to_keep) = (decisions.clone(), app.processor.clone());
-    let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
-    let metrics = app.processor.metrics.clone();
-    let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
-    AdminState {
-        pages: rendering,
-        metrics: Arc::new(MetricsPage::new(registry)),
-        readiness: app.readiness.clone(),
-        pools: Arc::new(move || views.load().to_vec()),
-        decisions: Arc::new(move || decisions.to_json(clock.now())),
-        config: Arc::new(move || dump.load().to_json()),
-        explain: Arc::new(move |asked: admin::ExplainRequest| {
-            let processor = to_explain.clone();
-            Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
-        }),
-        explain_recorded: Arc::new(move |id| {
-            let (decisions, recorder) = (kept.clone(), recorder.clone());
-            let kept = to_keep.picker.config().settings.explain.kept;
-            Box::pin(async move { recording::explain(&decisions, kept, recorder, id).await })
-        }),
-        max_explained_bytes: Arc::new(move || {
-            usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
-        }),
-        policies,
-        rejections: {
-            let metrics = app.processor.metrics.clone();
-            Arc::new(move || metrics.rejection_counts())
-        },
-        pressure: app.processor.metrics.pressure.clone(),
-        degraded: Arc::new(move || metrics.degraded_modes()),
-        replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
-        guard,
-        hosts: app.settings.server.admin_hosts.clone(),
-        refusals,
-        logs,
-        clock,
-    }
-}
-
-async fn explain(
-    picker: &Picker,
-    asked: &admin::ExplainRequest,
-    now: Timestamp,
-) -> Result<serde_json::Value, RequestError> {
-    let query = ExplainQuery {
-        pool: asked.pool.as_deref(),
-        path: &asked.path,
-        headers: &asked.headers,
-        body: &asked.body,
-        now,
-    };
-    let explained = explain::explain(picker, &picker.config(), query, warmer::run).await?;
-    serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
 }
 
 /// A picker without listeners that knows the endpoints in `settings`, for `attache explain` without a running picker.
@@ -430,8 +362,8 @@ impl App {
         loop {
             tokio::select! {
                 loaded = next_load(file.as_mut()) => match loaded {
-                    None => self.processor.metrics.reload(false),
-                    Some(settings) => self.reload(settings).await,
+                    Err(refusal) => self.processor.metrics.reloads.record(Err(refusal), self.clock.now()),
+                    Ok(settings) => self.reload(settings).await,
                 },
                 () = self.found.changed() => if self.found.any_known() {
                     self.refresh().await;
@@ -456,7 +388,8 @@ impl App {
             }
             Err(error) => Err(error),
         };
-        self.processor.metrics.reload(taken_up.is_ok());
+        let outcome = taken_up.as_ref().map(|()| ()).map_err(|error| format!("{error:#}"));
+        self.processor.metrics.reloads.record(outcome, self.clock.now());
         match taken_up {
             Ok(()) => {
                 self.file = file;
@@ -549,6 +482,7 @@ impl App {
                 stale_after: settings.scrape.stale_after,
                 store: feeds.store.clone(),
                 health: settings.health.clone(),
+                metrics: Arc::new(self.processor.metrics.pool(&settings.name)),
                 queue: self.processor.metrics.queue_depth(&settings.name),
                 bands: queues::band_depths(config.pool(&settings.name)?),
                 scrape: feeds.scrape_stats.clone(),
@@ -564,8 +498,8 @@ impl App {
     }
 }
 
-/// Waits for the next valid settings from the file; never returns without a file.
-async fn next_load(file: Option<&mut (FileWatch, LoadSettings)>) -> Option<Settings> {
+/// Waits for the next change of the file, and reads it; never returns without a file.
+async fn next_load(file: Option<&mut (FileWatch, LoadSettings)>) -> Result<Settings, String> {
     let Some((watch, load)) = file else { return std::future::pending().await };
     watch.changed().await;
     load()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test, as root on Debian. Needs Rust, Go, and Python 3 with pip.
 #
-# On first use it installs Envoy, Redis, NATS, Prometheus, helm, kubectl and MkDocs, builds kube-apiserver and actionlint from Go modules, and
+# On first use it installs Envoy, Redis, NATS, Prometheus, Chromium, helm, kubectl and MkDocs, builds kube-apiserver and actionlint from Go modules, and
 # makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +25,7 @@ if [ -z "${ATTACHE_NATS:-}" ]; then
   tests/install-nats.sh "$tools"
 fi
 tests/install-prometheus.sh "$tools"
+tests/install-chromium.sh "$tools"
 tests/install-kubernetes-tools.sh "$tools"
 tests/install-docs-tools.sh "$tools"
 tests/install-debian.sh "$tools"

@@ -18,6 +18,9 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
         "synced": snapshot.synced,
         "queued_requests": view.queue.requests.get(),
         "queued_bytes": view.queue.bytes.get(),
+        "queues": view.bands.read().into_iter().map(|(priority, requests)| {
+            json!({"priority": priority, "requests": requests})
+        }).collect::<Vec<_>>(),
         "unread_prompts": view.prefix.unread().kinds(),
         "endpoints": snapshot.endpoints.iter().map(|state| endpoint(state, view, now)).collect::<Vec<_>>(),
     })
@@ -39,6 +42,7 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
             "cause": ejection.cause.label(),
             "returns_in_ms": u64::try_from(ejection.returns_in.as_millis()).unwrap_or(u64::MAX),
         })),
+        "ejections": endpoint.health.ejection_counts().map(|(_, count)| u64::from(count)).sum::<u64>(),
         "scrape_error": view.scrape.failing(endpoint.id).as_deref(),
         "in_flight": endpoint.ledger.in_flight(),
         "prefill_tokens": endpoint.ledger.prefill_tokens(),

@@ -2,10 +2,11 @@
 //!
 //! | path | content |
 //! |---|---|
-//! | `/` | a page for people: endpoints and recent decisions, refreshed every second |
+//! | `/`, `/page/{file}` | a page for people: trouble, history, endpoints and recent decisions |
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of missing conditions |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
+//! | `/api/status`, `/api/history` | JSON: the process beside its pools; rates and percentiles of pools over time |
 //! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON |
 //! | `/explain?request_id=ID` | `GET`: a past decision that was kept or recorded, JSON |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
@@ -27,13 +28,17 @@
 mod body;
 mod endpoints;
 pub mod guard;
+pub mod history;
 mod metrics_page;
+mod page;
 mod peers;
 mod policies;
 pub mod pools;
 mod pressure;
 mod query;
+mod rates;
 mod refusal;
+pub mod status;
 #[cfg(test)]
 mod tests;
 
@@ -52,16 +57,18 @@ use attache_types::clock::Clock;
 use attache_types::error::RequestError;
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Query, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use futures_util::future::BoxFuture;
 use guard::Guard;
+use history::History;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use status::ProcessParts;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -110,8 +117,12 @@ pub struct AdminState {
     pub readiness: Readiness,
     /// The current pools with their snapshots.
     pub pools: Source<Vec<PoolView>>,
-    /// Recent decisions, newest first: a JSON list of objects.
-    pub decisions: Source<serde_json::Value>,
+    /// Recent decisions, newest first, at most this many: a JSON list of objects.
+    pub decisions: Arc<dyn Fn(usize) -> serde_json::Value + Send + Sync>,
+    /// The history of pools.
+    pub history: Arc<History>,
+    /// The parts of the process beside its pools.
+    pub parts: ProcessParts,
     /// The settings in effect.
     pub config: Source<serde_json::Value>,
     /// Explains a request.
@@ -213,16 +224,18 @@ fn router(state: AdminState) -> Router {
         .merge(policies::changes().route_layer(keys(&[])))
         .route_layer(rendered());
     let pages = Router::new()
-        .route("/", get(page))
         .route("/endpoints", get(endpoints))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level))
         .merge(policies::pages())
         .merge(peers::pages())
         .merge(pressure::pages())
+        .merge(page::pages())
+        .merge(status::pages())
         .route_layer(keys(&[]))
+        .merge(history::pages().route_layer(keys(&["step", "after"])))
         .merge(pressure::of_model().route_layer(keys(&["pool", "count"])))
-        .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id"])))
+        .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id", "limit"])))
         .route_layer(rendered());
     let metrics = Router::new().route("/metrics", get(metrics)).route_layer(rendered());
     let (metrics, guarded) = match &state.guard {
@@ -240,21 +253,6 @@ fn router(state: AdminState) -> Router {
         .route("/ready", get(ready))
         .layer(map_response_with_state(state.refusals.clone(), refusal::count))
         .with_state(state)
-}
-
-/// Script and style of the page are inline; it loads nothing from elsewhere.
-const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
-     base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-);
-
-async fn page() -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
-        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    ];
-    (headers, include_str!("page.html")).into_response()
 }
 
 /// Runs a handler on the runtime that renders pages. Its pages wait for each other, and probes don't wait for them.
@@ -298,13 +296,25 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
 #[derive(serde::Deserialize)]
 struct DecisionsQuery {
     request_id: Option<String>,
+    limit: Option<String>,
 }
 
 /// The recent decisions, or those about the requests with one `x-request-id`.
 async fn decisions(State(state): State<AdminState>, Query(query): Query<DecisionsQuery>) -> Response {
-    let mut decisions = (state.decisions)();
+    let limit = match query.limit.as_deref().map(str::parse::<usize>) {
+        None => usize::MAX,
+        Some(Ok(limit)) => limit,
+        Some(Err(_)) => {
+            let got = query.limit.unwrap_or_default();
+            let text = format!("the query key `limit` is `{got}`; it is a whole number of decisions\n");
+            return (StatusCode::BAD_REQUEST, text).into_response();
+        }
+    };
+    // All of them are searched for an id.
+    let mut decisions = (state.decisions)(if query.request_id.is_some() { usize::MAX } else { limit });
     if let (Some(id), Some(list)) = (query.request_id, decisions.as_array_mut()) {
         list.retain(|decision| decision["request_id"] == id);
+        list.truncate(limit);
     }
     json(&decisions)
 }

@@ -15,6 +15,11 @@ pub(super) fn pages() -> Router<AdminState> {
 }
 
 async fn list(State(state): State<AdminState>) -> Response {
+    json(&all(&state))
+}
+
+/// The peers, and the import of the prefix index of one of them.
+pub(super) fn all(state: &AdminState) -> Value {
     let peers = state.replica.as_ref().map(|replica| replica.peers(state.clock.now())).unwrap_or_default();
     let peer = |peer: &attache_sync::PeerStatus| {
         json!({
@@ -25,11 +30,11 @@ async fn list(State(state): State<AdminState>) -> Response {
             "behind": peer.behind,
         })
     };
-    json(&json!({
+    json!({
         "shares_state": state.replica.is_some(),
         "snapshot": state.replica.as_deref().map(snapshot),
         "peers": peers.iter().map(peer).collect::<Vec<Value>>(),
-    }))
+    })
 }
 
 /// The import of a peer's prefix index.

@@ -9,6 +9,7 @@ use attache_pool::health::{Availability, Contact, HealthPolicy};
 use attache_pool::{EndpointState, Engine, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
 use attache_scrape::{ErrorReason, ScrapeStats};
+use attache_telemetry::metrics::PoolMetrics;
 use attache_telemetry::queues::{BandDepths, QueueDepth};
 use attache_tokenize::stats::{Reason, RemoteStats};
 use attache_types::clock::{Clock, Timestamp};
@@ -45,6 +46,8 @@ pub struct PoolView {
     pub file: Arc<FileStats>,
     /// Counters of discovery through Kubernetes, if it is used.
     pub kube: Option<Arc<KubeStats>>,
+    /// Metrics of the requests of the pool.
+    pub metrics: Arc<PoolMetrics>,
     /// Content of the queue.
     pub queue: QueueDepth,
     /// Reads priority and queue depth of each band of the queue.

@@ -1,5 +1,7 @@
 //! The certificates of the ext-proc port, which are reloaded when their files change.
 
+use crate::admin::Source;
+use crate::admin::status::CertificateStatus;
 use crate::clock::Clock;
 use crate::config::settings::{ServerSettings, TlsSettings};
 use crate::discovery::watch;
@@ -61,6 +63,24 @@ impl Certificates {
     pub(super) fn stats(&self) -> TlsStats {
         let failures = self.handshaker.failures().clone();
         TlsStats { cert: self.cert.clone(), clients: self.clients.clone(), failures }
+    }
+
+    /// Reads when each certificate expires, for the status page.
+    pub(super) fn status(&self) -> Source<Vec<CertificateStatus>> {
+        let (cert, clients) = (self.cert.clone(), self.clients.clone());
+        Arc::new(move || {
+            let own = CertificateStatus {
+                name: "server certificate",
+                expires_at: cert.info().expires_at,
+                refused: cert.reload_failures(),
+            };
+            let authorities = clients.as_ref().map(|clients| CertificateStatus {
+                name: "client CA",
+                expires_at: clients.expires_at(),
+                refused: clients.reload_failures(),
+            });
+            std::iter::once(own).chain(authorities).collect()
+        })
     }
 
     /// Accepts the clients that reloaded settings name.

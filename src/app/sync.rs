@@ -1,9 +1,10 @@
 //! State that is shared with other pickers over NATS, if `sync` is configured.
 
+use crate::admin::Source;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::picker::ActiveConfig;
-use crate::telemetry::sync::SyncCollector;
+use crate::telemetry::sync::{LinkStatus, SyncCollector};
 use attache_sync::{Replica, SharedPressure};
 use std::sync::Arc;
 
@@ -34,6 +35,10 @@ impl Sync {
         match *self {}
     }
 
+    pub(super) fn link(&self) -> Source<LinkStatus> {
+        match *self {}
+    }
+
     pub(super) fn replica(&self) -> &Arc<Replica> {
         match *self {}
     }
@@ -59,7 +64,6 @@ mod over_nats {
     use crate::ids::EndpointId;
     use crate::pool::PoolEvent;
     use crate::rng;
-    use crate::telemetry::sync::LinkStatus;
     use anyhow::Context;
     use attache_nats::{NatsConfig, NatsStats};
     use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState, sender_of, token_of};
@@ -111,10 +115,16 @@ mod over_nats {
 
         /// The metrics of the exchange.
         pub(in super::super) fn collector(&self, clock: Clock) -> SyncCollector {
+            SyncCollector { replica: self.replica.clone(), link: self.link(), clock }
+        }
+
+        /// Reads the state of the connection to NATS.
+        pub(in super::super) fn link(&self) -> Source<LinkStatus> {
             let link = self.link.clone();
-            let status =
-                move || LinkStatus { connected: link.connected.load(Relaxed), dropped: link.dropped.load(Relaxed) };
-            SyncCollector { replica: self.replica.clone(), link: Arc::new(status), clock }
+            Arc::new(move || LinkStatus {
+                connected: link.connected.load(Relaxed),
+                dropped: link.dropped.load(Relaxed),
+            })
         }
 
         pub(in super::super) fn replica(&self) -> &Arc<Replica> {

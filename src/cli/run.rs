@@ -68,11 +68,23 @@ fn serve(
     app::run(settings, reload, read_pool, record, logs)
 }
 
-/// Reads the configuration again; errors are logged, and the last known good one stays.
-fn reread(source: &ReloadSource) -> Option<Settings> {
+/// Reads the configuration again; errors are logged and returned, and the last known good one stays.
+fn reread(source: &ReloadSource) -> Result<Settings, String> {
     let reading = source.read();
     log(&reading.diagnostics, source.path.as_deref().and_then(|path| path.to_str()).unwrap_or_default());
-    reading.settings
+    reading.settings.ok_or_else(|| refusal(&reading.diagnostics))
+}
+
+/// Why a configuration was refused, in one line: its first error, and the number of others.
+fn refusal(diagnostics: &[Diagnostic]) -> String {
+    let mut errors = diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
+    let Some(first) = errors.next() else { return "the configuration is invalid".to_owned() };
+    let line = first.span.map(|span| format!("line {}: ", span.line)).unwrap_or_default();
+    let path = if first.path.is_empty() { String::new() } else { format!("{}: ", first.path) };
+    match errors.count() {
+        0 => format!("{line}{path}{}", first.message),
+        others => format!("{line}{path}{} (and {others} more)", first.message),
+    }
 }
 
 /// Reads a pool's own configuration; errors are logged.

@@ -3,7 +3,7 @@
 use super::metrics::DECISION;
 use super::names::Names;
 use attache_protocol::Usage;
-use attache_quota::Bound;
+use attache_quota::{Bound, Subject};
 use attache_request::settings::LabelSettings;
 use attache_types::clock::Timestamp;
 use prometheus_client::collector::Collector;
@@ -12,6 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
+use std::convert::Infallible;
 use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,6 +98,22 @@ impl ByName {
         self.tenants.bound(&settings.tenants);
     }
 
+    /// The counts of all models, or of all tenants, without those that count nothing.
+    #[must_use]
+    pub fn totals(&self, subject: Subject) -> Vec<NamedTotals> {
+        let names = match subject {
+            Subject::Model => &self.models,
+            Subject::Tenant => &self.tenants,
+        };
+        let mut totals = Vec::new();
+        let Ok(()) = names.each(|name, counts| {
+            totals.push(NamedTotals::of(name, counts));
+            Ok::<_, Infallible>(())
+        });
+        totals.retain(|totals| totals.requests > 0 || !totals.refused.is_empty());
+        totals
+    }
+
     /// The counters of a model, by name.
     #[must_use]
     pub fn model(&self, name: &str, now: Timestamp) -> Arc<Counts> {
@@ -107,6 +124,34 @@ impl ByName {
     #[must_use]
     pub fn tenant(&self, name: &str, now: Timestamp) -> Arc<Counts> {
         self.tenants.of(name, now)
+    }
+}
+
+/// Counts of one model or tenant since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedTotals {
+    /// Its name, or [`OTHER`](super::names::OTHER) for all that have no label value of their own.
+    pub name: Arc<str>,
+    /// Requests that went to an endpoint.
+    pub requests: u64,
+    /// Prompt tokens that model servers reported.
+    pub prompt_tokens: u64,
+    /// Generated tokens that model servers reported.
+    pub completion_tokens: u64,
+    /// Rejections by limit, without limits that rejected nothing.
+    pub refused: Vec<(&'static str, u64)>,
+}
+
+impl NamedTotals {
+    fn of(name: &str, counts: &Counts) -> Self {
+        let refused = Bound::ALL.iter().zip(&counts.refused).map(|(bound, counter)| (bound.label(), counter.get()));
+        Self {
+            name: name.into(),
+            requests: counts.requests.get(),
+            prompt_tokens: counts.prompt_tokens.get(),
+            completion_tokens: counts.completion_tokens.get(),
+            refused: refused.filter(|(_, count)| *count > 0).collect(),
+        }
     }
 }
 
@@ -176,6 +221,23 @@ impl Collector for ByNameCollector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_have_the_names_that_count_something() {
+        let (by_name, now) = (ByName::default(), Timestamp(1));
+        by_name.tenant("acme", now).refused(Bound::ALL[0]);
+        drop(by_name.tenant("idle", now));
+        by_name.model("llama", now).routed();
+        by_name.model("llama", now).had(&Usage {
+            prompt_tokens: Some(7),
+            completion_tokens: Some(2),
+            ..Usage::default()
+        });
+        let [acme] = &by_name.totals(Subject::Tenant)[..] else { panic!("{by_name:?}") };
+        assert_eq!((&*acme.name, acme.requests, &acme.refused[..]), ("acme", 0, &[(Bound::ALL[0].label(), 1)][..]));
+        let [llama] = &by_name.totals(Subject::Model)[..] else { panic!("{by_name:?}") };
+        assert_eq!((llama.requests, llama.prompt_tokens, llama.completion_tokens), (1, 7, 2));
+    }
 
     #[test]
     fn matches_count_in_aibrix_buckets() {

@@ -89,16 +89,25 @@ impl Decisions {
     /// The records, oldest first.
     #[must_use]
     pub fn snapshot(&self) -> Vec<DecisionRecord> {
+        self.latest(usize::MAX)
+    }
+
+    /// The latest `limit` records, oldest first.
+    fn latest(&self, limit: usize) -> Vec<DecisionRecord> {
         let rings = self.rings.lock();
-        let mut records: Vec<_> = rings.routed.iter().chain(&rings.rejected).cloned().collect();
+        // Each ring is sorted, so that no other record can be among the latest.
+        let latest = |ring: &VecDeque<DecisionRecord>| ring.iter().rev().take(limit).cloned().collect::<Vec<_>>();
+        let mut records = latest(&rings.routed);
+        records.extend(latest(&rings.rejected));
         drop(rings);
         records.sort_by_key(|record| record.sequence);
+        records.drain(..records.len().saturating_sub(limit));
         records
     }
 
-    /// The records as a JSON list, newest first, each with its age.
+    /// The latest `limit` records as a JSON list, newest first, each with its age.
     #[must_use]
-    pub fn to_json(&self, now: Timestamp) -> serde_json::Value {
+    pub fn to_json(&self, now: Timestamp, limit: usize) -> serde_json::Value {
         #[derive(serde::Serialize)]
         struct Aged {
             age_ms: u64,
@@ -109,7 +118,7 @@ impl Decisions {
             let age_ms = u64::try_from(now.since(record.ended).as_millis()).unwrap_or(u64::MAX);
             Aged { age_ms, record }
         };
-        let newest_first: Vec<_> = self.snapshot().into_iter().rev().map(aged).collect();
+        let newest_first: Vec<_> = self.latest(limit).into_iter().rev().map(aged).collect();
         serde_json::to_value(newest_first).unwrap_or_default()
     }
 }
@@ -127,5 +136,7 @@ mod tests {
         decisions.push(ended("aborted"));
         let kept: Vec<_> = decisions.snapshot().iter().map(|record| (record.sequence, record.end)).collect();
         assert_eq!(kept, [(0, "complete"), (4, REJECTED), (5, REJECTED), (6, "aborted")]);
+        let latest: Vec<_> = decisions.latest(3).iter().map(|record| record.sequence).collect();
+        assert_eq!(latest, [4, 5, 6]);
     }
 }

@@ -12,6 +12,7 @@
 pub mod by_name;
 pub mod deadlines;
 pub mod decisions;
+pub mod latency;
 pub mod listeners;
 pub mod logs;
 pub mod metrics;
@@ -25,6 +26,7 @@ pub mod process;
 pub mod queues;
 pub mod redis;
 pub mod rejections;
+pub mod reloads;
 pub mod sync;
 pub mod trace;
 

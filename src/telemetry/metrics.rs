@@ -5,10 +5,12 @@
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
+use super::latency::{LatencyCounts, LatencyHistogram};
 use super::pressure::{PoolPressure, Pressure};
 use super::queues::{QueueDepth, QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
-use super::rejections::{RejectionCollector, Rejections};
+use super::rejections::{RejectionCollector, RejectionCount, Rejections};
+use super::reloads::Reloads;
 use attache_disagg::Failure;
 use attache_protocol::usage::UnreadCount;
 use attache_request::event::{Degraded, End, Limit, Outcome, SplitOutcome};
@@ -18,7 +20,6 @@ use attache_types::error::Reason;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
@@ -68,9 +69,6 @@ struct PoolStatusLabel {
 /// Classes of response status codes.
 const STATUSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// Buckets for the time from request to first byte and to the end, seconds.
-const LATENCY: [f64; 17] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0, 300.0, 900.0];
 /// Buckets for the time of one decision, seconds.
 pub(super) const DECISION: [f64; 11] =
     [0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
@@ -91,9 +89,8 @@ pub struct Metrics {
     pub protocol_errors: Counter,
     /// Errors that model servers reported inside a response with status 200.
     pub errors_in_stream: Counter,
-    reloads: [Counter; 2],
-    /// 1 unless the latest configuration was invalid.
-    reloaded: Gauge,
+    /// Reloads of the configuration.
+    pub reloads: Reloads,
     decision_seconds: Histogram,
     outcomes: [Counter; 7],
     rejections: Arc<Rejections>,
@@ -101,14 +98,14 @@ pub struct Metrics {
     degraded: Vec<(Degraded, &'static str, Counter)>,
     ends: Family<PoolEndLabel, Counter>,
     statuses: Family<PoolStatusLabel, Counter>,
-    ttft: Family<PoolLabel, Histogram>,
-    duration: Family<PoolLabel, Histogram>,
+    ttft: Family<PoolLabel, LatencyHistogram>,
+    duration: Family<PoolLabel, LatencyHistogram>,
     prompt_tokens: Family<PoolLabel, Counter>,
     cached_tokens: Family<PoolLabel, Counter>,
     completion_tokens: Family<PoolLabel, Counter>,
     diverted: Family<PoolLabel, Counter>,
     splits: Family<PoolCourseLabel, Counter>,
-    prefill_seconds: Family<PoolLabel, Histogram>,
+    prefill_seconds: Family<PoolLabel, LatencyHistogram>,
     legs: Family<OutcomeLabel, Counter>,
     queues: QueueFamilies,
     deadlines: DeadlineFamily,
@@ -124,21 +121,6 @@ fn plain(registry: &mut Registry, name: &str, help: &str) -> Counter {
     let counter = Counter::default();
     registry.register(name, help, counter.clone());
     counter
-}
-
-fn reload_counters(registry: &mut Registry) -> [Counter; 2] {
-    [
-        plain(registry, "config_reloads", "configurations applied after the first"),
-        plain(registry, "config_reload_failures", "invalid configurations; the previous one stayed in effect"),
-    ]
-}
-
-fn reload_gauge(registry: &mut Registry) -> Gauge {
-    let gauge = Gauge::default();
-    gauge.set(1);
-    let help = "1 if the latest configuration is in effect, 0 if it was invalid and the previous one stayed in effect";
-    registry.register("config_last_reload_successful", help, gauge.clone());
-    gauge
 }
 
 fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 14] {
@@ -224,8 +206,7 @@ impl Metrics {
                 "errors_in_stream",
                 "errors that servers sent inside a response with status 200",
             ),
-            reloads: reload_counters(registry),
-            reloaded: reload_gauge(registry),
+            reloads: Reloads::register(registry),
             decision_seconds,
             outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
             rejections,
@@ -233,14 +214,14 @@ impl Metrics {
             degraded,
             ends: Family::default(),
             statuses: Family::default(),
-            ttft: Family::new_with_constructor(latency),
-            duration: Family::new_with_constructor(latency),
+            ttft: Family::default(),
+            duration: Family::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
             completion_tokens: Family::default(),
             diverted: Family::default(),
             splits: Family::default(),
-            prefill_seconds: Family::new_with_constructor(latency),
+            prefill_seconds: Family::default(),
             legs: Family::default(),
             queues: QueueFamilies::register(registry),
             deadlines: DeadlineFamily::register(registry),
@@ -350,17 +331,6 @@ impl Metrics {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Counts a reload of the configuration, accepted or rejected.
-    pub fn reload(&self, taken: bool) {
-        let [reloads, failures] = &self.reloads;
-        self.reloaded.set(i64::from(taken));
-        if taken {
-            reloads.inc()
-        } else {
-            failures.inc()
-        };
-    }
-
     /// Counts a call to a prefill worker: [`LEG_OK`] or a [`Failure::code`].
     pub fn prefill_leg(&self, outcome: &'static str) {
         self.legs.get_or_create_owned(&OutcomeLabel { outcome }).inc();
@@ -387,6 +357,12 @@ impl Metrics {
     #[must_use]
     pub fn rejection_counts(&self) -> Vec<(&'static str, u64)> {
         self.rejections.totals()
+    }
+
+    /// The rejections since the start, by pool and reason; reasons that never occurred are left out.
+    #[must_use]
+    pub fn rejections(&self) -> Vec<RejectionCount> {
+        self.rejections.all()
     }
 
     /// The metrics of one pool, looked up once for all its requests.
@@ -442,8 +418,21 @@ impl Metrics {
     }
 }
 
-fn latency() -> Histogram {
-    Histogram::new(LATENCY)
+/// Counts of one pool since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolTotals {
+    /// Routed requests that ended.
+    pub requests: u64,
+    /// Responses with a 5xx status.
+    pub errors: u64,
+    /// Prompt tokens that model servers reported.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were found in a prefix cache.
+    pub cached_tokens: u64,
+    /// Times to the first byte of streamed responses.
+    pub ttft: LatencyCounts,
+    /// Times to the end of complete responses.
+    pub duration: LatencyCounts,
 }
 
 /// The metrics of one pool.
@@ -451,8 +440,8 @@ fn latency() -> Histogram {
 pub struct PoolMetrics {
     ends: [Counter; End::ALL.len()],
     statuses: [Counter; 5],
-    ttft: Histogram,
-    duration: Histogram,
+    ttft: LatencyHistogram,
+    duration: LatencyHistogram,
     /// Prompt tokens that model servers reported.
     pub prompt_tokens: Counter,
     /// Prompt tokens that were found in a prefix cache.
@@ -462,12 +451,26 @@ pub struct PoolMetrics {
     diverted: Counter,
     pressure: Arc<PoolPressure>,
     splits: [Counter; 4],
-    prefill_seconds: Histogram,
+    prefill_seconds: LatencyHistogram,
     /// Metrics of requests with a deadline.
     pub deadlines: DeadlineMetrics,
 }
 
 impl PoolMetrics {
+    /// The current totals.
+    #[must_use]
+    pub fn totals(&self) -> PoolTotals {
+        let [.., server_errors] = &self.statuses;
+        PoolTotals {
+            requests: self.ends.iter().map(Counter::get).sum(),
+            errors: server_errors.get(),
+            prompt_tokens: self.prompt_tokens.get(),
+            cached_tokens: self.cached_tokens.get(),
+            ttft: self.ttft.counts(),
+            duration: self.duration.counts(),
+        }
+    }
+
     /// Counts the outcome of a request that could be split.
     pub fn split(&self, outcome: SplitOutcome) {
         if let Some(counter) = SplitOutcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.splits.get(i)) {
@@ -490,7 +493,7 @@ impl PoolMetrics {
 
     /// Records the time of a prefill on another worker.
     pub fn prefilled(&self, after: Duration) {
-        self.prefill_seconds.observe(after.as_secs_f64());
+        self.prefill_seconds.observe(after);
     }
 
     /// Counts the end of a routed request.
@@ -499,7 +502,7 @@ impl PoolMetrics {
             counter.inc();
         }
         if end == End::Complete {
-            self.duration.observe(duration.as_secs_f64());
+            self.duration.observe(duration);
         }
     }
 
@@ -512,6 +515,6 @@ impl PoolMetrics {
 
     /// Records the time to the first byte of a streamed response.
     pub fn first_byte(&self, after: Duration) {
-        self.ttft.observe(after.as_secs_f64());
+        self.ttft.observe(after);
     }
 }

@@ -130,6 +130,13 @@ impl RedisMetrics {
         }
     }
 
+    /// The requests about which the quota store did not decide, by reason; reasons that never occurred are left out.
+    #[must_use]
+    pub fn failures(&self) -> Vec<(&'static str, u64)> {
+        let counts = StoreFailure::ALL.iter().zip(&self.store_failures);
+        counts.map(|(failure, counter)| (failure.label(), counter.get())).filter(|(_, count)| *count > 0).collect()
+    }
+
     /// Counts the lookup of a tenant's record.
     pub fn record(&self, outcome: RecordOutcome) {
         let at = RecordOutcome::ALL.iter().position(|o| *o == outcome);

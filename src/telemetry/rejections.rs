@@ -59,6 +59,19 @@ impl Rejections {
         self.by_pool.write().remove(pool);
     }
 
+    /// The rejections of each pool and reason, without those that never occurred.
+    pub(super) fn all(&self) -> Vec<RejectionCount> {
+        let of = |pool: Option<&Arc<str>>, counts: &Counts| -> Vec<RejectionCount> {
+            let counted = counts.each().filter(|(_, count)| *count > 0);
+            counted
+                .map(|(reason, count)| RejectionCount { pool: pool.cloned(), reason: reason.code(), count })
+                .collect()
+        };
+        let mut all = of(None, &self.unrouted);
+        all.extend(self.by_pool.read().iter().flat_map(|(pool, counts)| of(Some(pool), counts)));
+        all
+    }
+
     /// The reasons for which requests were rejected, with the number of requests of all pools.
     pub(super) fn totals(&self) -> Vec<(&'static str, u64)> {
         let mut totals: Vec<_> = self.unrouted.each().map(|(reason, count)| (reason.code(), count)).collect();
@@ -68,6 +81,17 @@ impl Rejections {
         totals.retain(|(_, count)| *count > 0);
         totals
     }
+}
+
+/// Number of rejections of one pool for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectionCount {
+    /// Name of the pool; `None` if no pool was chosen.
+    pub pool: Option<Arc<str>>,
+    /// Code of the reason.
+    pub reason: &'static str,
+    /// Rejections since the start.
+    pub count: u64,
 }
 
 /// The collector that adds [`Rejections`] to the registry.
@@ -130,6 +154,9 @@ mod tests {
             assert_eq!(page().lines().any(|l| l == line), shown, "{line}\n{}", page());
         }
         assert_eq!(rejections.totals(), [("invalid_json", 1), ("model_not_found", 1), ("queue_full", 2)]);
+        let by_pool: Vec<_> = rejections.all().into_iter().map(|r| (r.pool, r.reason, r.count)).collect();
+        let a = || Some("a".into());
+        assert_eq!(by_pool, [(None, "invalid_json", 1), (a(), "model_not_found", 1), (a(), "queue_full", 2)]);
         rejections.forget("a");
         assert!(!page().contains("pool=\"a\""), "{}", page());
         assert_eq!(rejections.totals(), [("invalid_json", 1)]);

@@ -52,6 +52,7 @@ mod routing;
 mod secure;
 mod shipped;
 mod sidecar;
+mod status_page;
 #[cfg(feature = "otlp")]
 mod traces;
 mod traffic;

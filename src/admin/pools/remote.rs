@@ -37,7 +37,7 @@ pub(super) fn by_model(pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) 
     let mut times = encoder.encode_descriptor("tokenizer_call", help, unit, MetricType::Histogram)?;
     for (pool, models) in &all {
         for (model, stats) in models {
-            let bounds = LATENCY_BOUNDS_MS.iter().map(|bound| *bound as f64 / 1e3).chain([f64::MAX]);
+            let bounds = LATENCY_BOUNDS_MS.iter().map(|bound| *bound as f64 / 1e3).chain([f64::INFINITY]);
             let buckets: Vec<(f64, u64)> = bounds.zip(stats.buckets).collect();
             let count = stats.buckets.iter().sum();
             let labels = [("pool", *pool), ("model", &**model)];

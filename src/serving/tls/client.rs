@@ -1,7 +1,7 @@
 //! Client certificates: signed by an authority of the client CA file, and with an allowed name.
 
 use super::hello::{as_sent, provider};
-use super::{TlsError, certificates};
+use super::{TlsError, certificates, info};
 use crate::tls::{ClientAuthSettings, ClientName};
 use arc_swap::ArcSwap;
 use rustls::client::danger::HandshakeSignatureValid;
@@ -104,6 +104,14 @@ impl ClientAuth {
     #[must_use]
     pub fn reload_failures(&self) -> u64 {
         self.failures.load(Relaxed)
+    }
+
+    /// Returns when the last of the authorities expires, Unix seconds.
+    #[must_use]
+    pub fn expires_at(&self) -> u64 {
+        let authorities = self.authorities.load();
+        let ends = authorities.certificates.iter().filter_map(|certificate| info(certificate).ok());
+        ends.map(|info| info.expires_at).max().unwrap_or(0)
     }
 
     /// Checks whether a verified certificate has an allowed name.

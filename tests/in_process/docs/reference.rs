@@ -311,8 +311,8 @@ fn headers_page_lists_every_header() {
 fn http_page_lists_every_route() {
     let page = page("docs/reference/http.md");
     let mut routes = 0;
-    for file in ["src/admin/lib.rs", "src/admin/policies.rs"] {
-        let text = super::markdown::page(file);
+    for file in ["lib", "policies", "page", "status", "history"].map(|name| format!("src/admin/{name}.rs")) {
+        let text = super::markdown::page(&file);
         for route in text.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()) {
             let shown = route.replace("{*model}", "{model}");
             assert!(page.contains(&format!("`{shown}`")), "docs/reference/http.md lacks {route}");

@@ -1,0 +1,108 @@
+//! Rates of the last minute: rejections by reason, degraded modes, requests and tokens of models and tenants. They are
+//! differences of counters, of which one reading each five seconds is kept.
+
+use attache_quota::Subject;
+use attache_telemetry::by_name::NamedTotals;
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::rejections::RejectionCount;
+use attache_types::clock::Timestamp;
+use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
+
+/// Readings of a minute, and the one before them.
+const READINGS: usize = 13;
+
+/// The counters at one time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) at: Timestamp,
+    rejections: Vec<RejectionCount>,
+    degraded: Vec<(&'static str, u64)>,
+    models: Vec<NamedTotals>,
+    tenants: Vec<NamedTotals>,
+}
+
+impl Tally {
+    /// Reads the counters.
+    pub(crate) fn of(metrics: &Metrics, at: Timestamp) -> Self {
+        Self {
+            at,
+            rejections: metrics.rejections(),
+            degraded: metrics.degraded_modes(),
+            models: metrics.by_name.totals(Subject::Model),
+            tenants: metrics.by_name.totals(Subject::Tenant),
+        }
+    }
+
+    /// Rejections of one pool since the start.
+    pub(crate) fn rejections_of(&self, pool: &str) -> u64 {
+        let of_pool = self.rejections.iter().filter(|rejection| rejection.pool.as_deref() == Some(pool));
+        of_pool.map(|rejection| rejection.count).sum()
+    }
+}
+
+/// The readings of the last minute, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Rates(VecDeque<Tally>);
+
+impl Rates {
+    /// Adds a reading.
+    pub(crate) fn add(&mut self, tally: Tally) {
+        if self.0.len() == READINGS {
+            self.0.pop_front();
+        }
+        self.0.push_back(tally);
+    }
+
+    /// Counts and rates of `now`, as JSON members.
+    pub(crate) fn to_json(&self, now: &Tally) -> Map<String, Value> {
+        let start = Tally { at: now.at, ..now.clone() };
+        let before = self.0.front().unwrap_or(&start);
+        let seconds = now.at.since(before.at).as_secs_f64();
+        let rate = |now: u64, before: Option<u64>| rate(now, before.unwrap_or(0), seconds);
+        let rejection = |count: &RejectionCount| {
+            let is_same = |earlier: &&RejectionCount| earlier.pool == count.pool && earlier.reason == count.reason;
+            let earlier = before.rejections.iter().find(is_same).map(|earlier| earlier.count);
+            json!({
+                "pool": count.pool.as_deref(),
+                "reason": count.reason,
+                "requests": count.count,
+                "requests_per_second": rate(count.count, earlier),
+            })
+        };
+        let degraded = |(mode, count): &(&'static str, u64)| {
+            let earlier = before.degraded.iter().find(|(known, _)| known == mode).map(|(_, count)| *count);
+            json!({"mode": mode, "times": count, "times_per_second": rate(*count, earlier)})
+        };
+        let named = |now: &NamedTotals, before: &[NamedTotals]| {
+            let earlier = before.iter().find(|earlier| earlier.name == now.name);
+            json!({
+                "name": &*now.name,
+                "requests": now.requests,
+                "requests_per_second": rate(now.requests, earlier.map(|e| e.requests)),
+                "prompt_tokens": now.prompt_tokens,
+                "prompt_tokens_per_second": rate(now.prompt_tokens, earlier.map(|e| e.prompt_tokens)),
+                "completion_tokens": now.completion_tokens,
+                "completion_tokens_per_second": rate(now.completion_tokens, earlier.map(|e| e.completion_tokens)),
+                "refused": now.refused.iter().map(|(limit, count)| json!({"limit": limit, "requests": count}))
+                    .collect::<Vec<_>>(),
+            })
+        };
+        let all = [
+            ("rejections", now.rejections.iter().map(rejection).collect::<Value>()),
+            ("degraded", now.degraded.iter().map(degraded).collect()),
+            ("models", now.models.iter().map(|totals| named(totals, &before.models)).collect()),
+            ("tenants", now.tenants.iter().map(|totals| named(totals, &before.tenants)).collect()),
+        ];
+        all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Events per second with three decimals; null until there is a first reading. A counter that decreased was replaced.
+fn rate(now: u64, before: u64, seconds: f64) -> Value {
+    if seconds <= 0.0 {
+        return Value::Null;
+    }
+    let events = if now < before { now } else { now - before };
+    json!((events as f64 / seconds * 1e3).round() / 1e3)
+}

@@ -1,0 +1,105 @@
+//! The content of the admin pages, and the task that records the history of pools.
+
+use super::certificates::Certificates;
+use super::sync::Sync;
+use super::{App, recording};
+use crate::admin::guard::Guard;
+use crate::admin::history::History;
+use crate::admin::status::ProcessParts;
+use crate::admin::{AdminState, ExplainRequest, MetricsPage, Refusals};
+use crate::clock::Timestamp;
+use crate::error::{Reason, RequestError};
+use crate::ext_proc::warmer;
+use crate::picker::Picker;
+use crate::picker::explain::{self, ExplainQuery};
+use crate::telemetry::logs::LogHandle;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+
+/// The parts of the admin pages that no other part of the process has.
+pub(super) struct PageParts {
+    /// Runtime that renders pages and records the history.
+    pub(super) rendering: Handle,
+    pub(super) registry: Registry,
+    pub(super) guard: Option<Guard>,
+    pub(super) refusals: Refusals,
+    pub(super) logs: LogHandle,
+}
+
+impl PageParts {
+    /// The pages of `app`. Starts to record the history of its pools.
+    pub(super) fn assemble(self, app: &App) -> AdminState {
+        let Self { rendering, registry, guard, refusals, logs } = self;
+        let clock = app.clock;
+        let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
+        let (kept, to_keep) = (decisions.clone(), app.processor.clone());
+        let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
+        let metrics = app.telemetry.metrics.clone();
+        let (rejections, degraded) = (metrics.clone(), metrics.clone());
+        let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
+        AdminState {
+            history: record_history(app, &rendering),
+            parts: process_parts(app),
+            pages: rendering,
+            metrics: Arc::new(MetricsPage::new(registry)),
+            readiness: app.readiness.clone(),
+            pools: Arc::new(move || views.load().to_vec()),
+            decisions: Arc::new(move |limit| decisions.to_json(clock.now(), limit)),
+            config: Arc::new(move || dump.load().to_json()),
+            explain: Arc::new(move |asked: ExplainRequest| {
+                let processor = to_explain.clone();
+                Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
+            }),
+            explain_recorded: Arc::new(move |id| {
+                let (decisions, recorder) = (kept.clone(), recorder.clone());
+                let kept = to_keep.picker.config().settings.explain.kept;
+                Box::pin(async move { recording::explain(&decisions, kept, recorder, id).await })
+            }),
+            max_explained_bytes: Arc::new(move || {
+                usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
+            }),
+            policies,
+            rejections: Arc::new(move || rejections.rejection_counts()),
+            pressure: metrics.pressure.clone(),
+            degraded: Arc::new(move || degraded.degraded_modes()),
+            replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
+            guard,
+            hosts: app.settings.server.admin_hosts.clone(),
+            refusals,
+            logs,
+            clock,
+        }
+    }
+}
+
+/// Records the history of the pools of `app` for as long as the runtime `rendering` runs.
+fn record_history(app: &App, rendering: &Handle) -> Arc<History> {
+    let history = Arc::<History>::default();
+    let (recorded, views, metrics, clock) =
+        (history.clone(), app.views.clone(), app.telemetry.metrics.clone(), app.clock);
+    rendering.spawn(async move { recorded.follow(|| views.load(), &metrics, clock).await });
+    history
+}
+
+fn process_parts(app: &App) -> ProcessParts {
+    let dump = app.dump.clone();
+    ProcessParts {
+        metrics: app.telemetry.metrics.clone(),
+        certificates: app.certificates.as_ref().map_or_else(|| Arc::new(Vec::new) as _, Certificates::status),
+        uses_redis: Arc::new(move || dump.load().redis.is_some()),
+        nats: app.sync.as_ref().map(Sync::link),
+    }
+}
+
+async fn explain(picker: &Picker, asked: &ExplainRequest, now: Timestamp) -> Result<serde_json::Value, RequestError> {
+    let query = ExplainQuery {
+        pool: asked.pool.as_deref(),
+        path: &asked.path,
+        headers: &asked.headers,
+        body: &asked.body,
+        now,
+    };
+    let explained = explain::explain(picker, &picker.config(), query, warmer::run).await?;
+    serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
+}
