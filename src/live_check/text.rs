@@ -1,4 +1,4 @@
-//! The report as text for people: a heading for each subject, a line for each finding.
+//! The report as text for people: a heading for each subject, a line for each finding, the worst first.
 
 use crate::finding::{Finding, Report, Severity};
 use std::fmt::Write;
@@ -35,11 +35,13 @@ impl Report {
     pub fn to_text(&self, style: TextStyle) -> String {
         let mut out = String::new();
         for subject in self.subjects() {
-            let of_subject = || self.findings().iter().filter(|finding| finding.subject == subject);
             let shown = |finding: &&Finding| style.show_ok || finding.severity != Severity::Ok;
-            if of_subject().any(|finding| shown(&finding)) {
+            let of_subject = self.findings().iter().filter(|finding| finding.subject == subject);
+            let mut lines: Vec<&Finding> = of_subject.filter(shown).collect();
+            lines.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+            if !lines.is_empty() {
                 let _ = writeln!(out, "{}", style.paint("1", subject));
-                of_subject().filter(shown).for_each(|finding| style.write(finding, &mut out));
+                lines.iter().for_each(|finding| style.write(finding, &mut out));
                 out.push('\n');
             }
         }
@@ -137,13 +139,13 @@ mod tests {
         let text = report().to_text(TextStyle { colour: false, width: 44, show_ok: true });
         let wanted = "\
 Envoy a
-  ✔ request bodies: BUFFERED
-    [envoy-request-body]
   ! request bodies: STREAMED
     [envoy-request-body]
     why: Without bodies, the picker sees no
     prompt.
     fix: set `request_body_mode: BUFFERED`
+  ✔ request bodies: BUFFERED
+    [envoy-request-body]
 
 Envoy b
   ✘ request bodies are not sent

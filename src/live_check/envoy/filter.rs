@@ -128,7 +128,7 @@ const SHORTEST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
 const DEFAULT_MESSAGE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Filters that reject requests, by the names of their messages.
-const REJECTING: [&str; 12] = [
+const REJECTING: [&str; 11] = [
     "JwtAuthentication",
     "ExtAuthz",
     "RBAC",
@@ -139,7 +139,6 @@ const REJECTING: [&str; 12] = [
     "RateLimit",
     "RateLimitQuotaFilterConfig",
     "AdmissionControl",
-    "Cors",
     "CsrfPolicy",
 ];
 

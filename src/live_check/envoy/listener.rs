@@ -107,7 +107,7 @@ fn check_paths(listener: &ModelListener<'_>, out: &mut Report) {
         PATHS.ok(&listener.subject, "paths are normalized")
     } else {
         let keys: Vec<String> = missing.iter().map(|key| format!("`{key}`")).collect();
-        let found = format!("paths are passed as clients write them: {} is not set", keys.join(", "));
+        let found = format!("paths are passed as clients write them; not set: {}", keys.join(", "));
         PATHS.warning(&listener.subject, found, format!("set {} of the HTTP connection manager", keys.join(", ")))
     });
 }
