@@ -12,6 +12,8 @@ use crate::prompt::memo::{Cuts, Memo, SegmentCache};
 use crate::prompt::pieces::{Pattern, Volatile};
 use crate::prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
 use crate::prompt::{EncodeError, Encoder};
+#[cfg(feature = "hf-tokenizers")]
+use crate::tokenize::ModelFiles;
 use crate::tokenize::RemotePool;
 use anyhow::Context;
 #[cfg(feature = "hf-tokenizers")]
@@ -95,23 +97,12 @@ fn huggingface(
     cache: &PrefixCache,
     segments: &Arc<SegmentCache>,
 ) -> anyhow::Result<Tokenizer> {
-    let read = |name: &str| {
-        let path = directory.join(name);
-        match std::fs::read(&path) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(anyhow::Error::new(error).context(format!("can't read {}", path.display()))),
-        }
-    };
-    let tokenizer = read("tokenizer.json")?
-        .with_context(|| format!("`tokenizer.directory`: there is no tokenizer.json in {}", directory.display()))?;
-    let (config, template) = (read("tokenizer_config.json")?, read("chat_template.jinja")?);
-    let template = template.map(String::from_utf8).transpose().context("chat_template.jinja is not UTF-8")?;
-    let model = HuggingFace::from_parts(&tokenizer, config.as_deref(), template.as_deref())
+    let files = ModelFiles::read(directory)?;
+    let model = HuggingFace::from_parts(&files.tokenizer, files.config.as_deref(), files.template.as_deref())
         .with_context(|| format!("the model's files in {}", directory.display()))?;
     let model = Arc::new(model);
     let cuts = model.cuts();
-    let identity = Sha256::digest(&tokenizer);
+    let identity = Sha256::digest(&files.tokenizer);
     let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
     let blocks = memo_blocks(settings, cache, memo.clone());
     Ok(Tokenizer::HuggingFace { model, blocks, memo, canonical: characters(settings, cache) })

@@ -1,7 +1,7 @@
 //! HTTP requests to model servers: limited in time and size, without redirects, proxies or compression.
 //!
 //! **Owns** the HTTP clients and the error reasons of failed requests.
-//! **Called by** `scrape`, `tokenize`, `ext_proc` (prefill requests) and `loadgen`.
+//! **Called by** `scrape`, `tokenize`, `ext_proc` (prefill requests), `loadgen` and `live_check`.
 //! **Must not** interpret a response or choose an endpoint.
 //!
 //! This file is the whole crate.
@@ -141,6 +141,37 @@ pub async fn fetch(
     }
 }
 
+/// A response of any status.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// The status.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// As [`fetch`], for pages whose status and headers matter too: no status is an error.
+///
+/// # Errors
+/// See [`FetchError`].
+pub async fn page(
+    client: &Client,
+    url: Url,
+    authorization: Option<HeaderValue>,
+    (timeout, max_bytes): (Duration, u64),
+) -> Result<Page, FetchError> {
+    let all = async {
+        let response = ask(client, url, authorization).await?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let mut body = Vec::new();
+        read(response, max_bytes, &mut body).await?;
+        Ok(Page { status, headers, body })
+    };
+    tokio::time::timeout(timeout, all).await.unwrap_or(Err(FetchError::Timeout(timeout)))
+}
+
 async fn fetch_untimed(
     client: &Client,
     url: Url,
@@ -148,15 +179,7 @@ async fn fetch_untimed(
     max_bytes: u64,
     page: &mut Vec<u8>,
 ) -> Result<(), FetchError> {
-    let mut request = client.get(url).header(ACCEPT, "text/plain, application/json");
-    if let Some(authorization) = authorization {
-        request = request.header(AUTHORIZATION, authorization);
-    }
-    let mut response = send_pure(request).await.map_err(|e| match () {
-        () if e.is_builder() => FetchError::Url(cause(&e)),
-        () if e.is_connect() => FetchError::Connect(cause(&e)),
-        () => FetchError::Broken(cause(&e)),
-    })?;
+    let response = ask(client, url, authorization).await?;
     let status = response.status();
     if status.is_redirection() {
         return Err(FetchError::Redirect(status.as_u16()));
@@ -164,6 +187,23 @@ async fn fetch_untimed(
     if status != reqwest::StatusCode::OK {
         return Err(FetchError::Status(status.as_u16()));
     }
+    read(response, max_bytes, page).await
+}
+
+async fn ask(client: &Client, url: Url, authorization: Option<HeaderValue>) -> Result<Response, FetchError> {
+    let mut request = client.get(url).header(ACCEPT, "text/plain, application/json");
+    if let Some(authorization) = authorization {
+        request = request.header(AUTHORIZATION, authorization);
+    }
+    send_pure(request).await.map_err(|e| match () {
+        () if e.is_builder() => FetchError::Url(cause(&e)),
+        () if e.is_connect() => FetchError::Connect(cause(&e)),
+        () => FetchError::Broken(cause(&e)),
+    })
+}
+
+/// Appends the body of `response` to `page`, at most `max_bytes`.
+async fn read(mut response: Response, max_bytes: u64, page: &mut Vec<u8>) -> Result<(), FetchError> {
     if is_encoded(&response) {
         return Err(FetchError::Encoded);
     }

@@ -17,6 +17,7 @@ mod cursor;
 mod feed;
 mod lane;
 mod orphans;
+pub mod probe;
 mod replay;
 mod size;
 mod stats;

@@ -1,11 +1,13 @@
 //! Requests to admin ports: limited in time and size.
 
-use attache_http_client::{FetchError, client, fetch};
+use attache_http_client::{FetchError, client, fetch, page};
+use attache_types::clock::wall_now;
+use reqwest::header::{DATE, HeaderValue};
 use reqwest::{Client, Url};
 use serde_json::Value;
 use std::fmt::{self, Display};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Limit of one request, 5 s.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,6 +36,21 @@ impl Display for AdminUrl {
     }
 }
 
+/// A response of any status.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    /// The status.
+    pub(crate) status: u16,
+    /// The time of the server, from the header `date`.
+    pub(crate) date: Option<SystemTime>,
+    /// When the request was sent, by the clock of this machine.
+    pub(crate) sent: SystemTime,
+    /// When the response had arrived.
+    pub(crate) received: SystemTime,
+    /// The body.
+    pub(crate) body: Vec<u8>,
+}
+
 /// A client for admin ports and model servers. Certificates are not verified: nothing secret is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Http(Client);
@@ -56,6 +73,18 @@ impl Http {
         let mut page = Vec::new();
         fetch(&self.0, url, None, (TIMEOUT, MAX_BYTES), &mut page).await?;
         Ok(page)
+    }
+
+    /// The response of any status at `url`, with a header `authorization` if there is one.
+    ///
+    /// # Errors
+    /// See [`FetchError`].
+    pub(crate) async fn reply(&self, url: &str, authorization: Option<HeaderValue>) -> Result<Reply, FetchError> {
+        let url = Url::parse(url).map_err(|error| FetchError::Url(error.to_string()))?;
+        let sent = wall_now();
+        let page = page(&self.0, url, authorization, (TIMEOUT, MAX_BYTES)).await?;
+        let date = page.headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+        Ok(Reply { status: page.status, date, sent, received: wall_now(), body: page.body })
     }
 
     /// The JSON page at `path`.

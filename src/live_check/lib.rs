@@ -7,9 +7,18 @@
 //! Read first: `finding.rs` (a check, its findings, the report), then `envoy.rs`. A new check is a `Check` in the file
 //! of its subject, and a line in the list `CHECKS` of that file.
 
+mod clock;
 mod envoy;
 mod finding;
 mod http;
+#[cfg(feature = "kube")]
+mod kubernetes;
+#[cfg(feature = "nats")]
+mod nats;
+mod picker;
+#[cfg(feature = "redis")]
+mod redis;
+mod servers;
 mod text;
 
 pub use finding::{Check, Finding, Report, Severity};
@@ -17,6 +26,7 @@ pub use http::AdminUrl;
 pub use text::TextStyle;
 
 use attache_config::Settings;
+use attache_scheduling::Registry;
 use std::path::PathBuf;
 
 /// What to look at.
@@ -32,8 +42,11 @@ pub struct Targets {
     pub picker: AdminUrl,
     /// Whether the user named `picker`.
     pub is_picker_named: bool,
-    /// The configuration file, if one was given and is correct.
+    /// The configuration file, if one was given and is correct. Without it, the configuration in effect counts, as the
+    /// picker shows it.
     pub settings: Option<Settings>,
+    /// The plugins that configurations may name.
+    pub registry: Registry,
 }
 
 static CLIENT: Check = Check {
@@ -56,13 +69,57 @@ pub async fn check(targets: &Targets) -> Report {
             return report;
         }
     };
-    report.extend(envoy::check(targets, &http).await);
+    let (envoy, (picker, view)) = tokio::join!(envoy::check(targets, &http), picker::check(&http, targets));
+    report.extend(envoy);
+    report.extend(picker);
+    let ((servers, mut clocks), cluster, nats, redis) = tokio::join!(
+        servers::check(&http, targets, &view),
+        cluster(targets, &view),
+        nats(targets, &view),
+        redis(targets, &view),
+    );
+    report.extend(servers);
+    clocks.extend(view.clock);
+    clock::judge(&clocks, &mut report);
+    for part in [cluster, nats, redis] {
+        report.extend(part);
+    }
     report
+}
+
+#[cfg(feature = "kube")]
+use kubernetes::check as cluster;
+#[cfg(feature = "nats")]
+use nats::check as nats;
+#[cfg(feature = "redis")]
+use redis::check as redis;
+
+#[cfg(not(feature = "kube"))]
+async fn cluster(_: &Targets, _: &picker::PickerView) -> Report {
+    Report::default()
+}
+
+#[cfg(not(feature = "nats"))]
+async fn nats(_: &Targets, _: &picker::PickerView) -> Report {
+    Report::default()
+}
+
+#[cfg(not(feature = "redis"))]
+async fn redis(_: &Targets, _: &picker::PickerView) -> Report {
+    Report::default()
 }
 
 /// All checks, in the order of the reference.
 pub fn checks() -> impl Iterator<Item = &'static Check> {
-    envoy::CHECKS.iter().copied().flatten().copied().chain([&CLIENT])
+    let mut lists: Vec<&[&Check]> = [envoy::CHECKS, picker::CHECKS, servers::CHECKS].concat();
+    #[cfg(feature = "kube")]
+    lists.extend(kubernetes::CHECKS);
+    #[cfg(feature = "nats")]
+    lists.push(nats::CHECKS);
+    #[cfg(feature = "redis")]
+    lists.push(redis::CHECKS);
+    lists.push(clock::CHECKS);
+    lists.into_iter().flatten().copied().chain([&CLIENT])
 }
 
 #[cfg(test)]

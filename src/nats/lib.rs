@@ -9,16 +9,17 @@
 //! The other pickers find the gap by the next heartbeat.
 //!
 //! **Owns** the connection, its queue and its subscriptions.
-//! **Called by** `app` in the root package.
+//! **Called by** `app` in the root package, and by `live_check`, which only looks ([`probe`]).
 //! **Must not** read the content of messages: [`attache_sync::Replica`] does.
 //!
 //! Read first: `lib.rs`.
 
 mod login;
+pub mod probe;
 mod reports;
 
 use async_nats::connection::State;
-use async_nats::{Client, ConnectOptions, Message, Subscriber};
+use async_nats::{Client, ConnectOptions, Message, ServerAddr, Subscriber};
 use attache_sync::{Outbox, Replica, is_sender_of};
 use attache_types::clock::Clock;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -128,7 +129,7 @@ pub fn outbox() -> (NatsOutbox, NatsQueue, Arc<NatsStats>) {
 /// If the configuration can't be used. That no server answers is no error.
 pub async fn connect(config: &NatsConfig, queue: &NatsQueue, clock: Clock) -> Result<Client, NatsError> {
     let reports = Reports::new(queue.stats.clone(), clock);
-    let mut options = ConnectOptions::new()
+    let options = ConnectOptions::new()
         .name("attache")
         .no_echo()
         .retry_on_initial_connect()
@@ -144,6 +145,15 @@ pub async fn connect(config: &NatsConfig, queue: &NatsQueue, clock: Clock) -> Re
             reports.event(&event);
             async {}
         });
+    let (options, servers) = with_login(options, config).await?;
+    options.connect(servers).await.map_err(NatsError::Options)
+}
+
+/// The options with the credentials, certificates and users of `config`, and its servers.
+async fn with_login(
+    mut options: ConnectOptions,
+    config: &NatsConfig,
+) -> Result<(ConnectOptions, Vec<ServerAddr>), NatsError> {
     if let Some(path) = &config.credentials {
         let read = options.credentials_file(path).await;
         options = read.map_err(|error| NatsError::Credentials { path: path.clone(), error })?;
@@ -154,8 +164,7 @@ pub async fn connect(config: &NatsConfig, queue: &NatsQueue, clock: Clock) -> Re
     if let Some((certificate, key)) = &config.client_certificate {
         options = options.add_client_certificate(certificate.clone(), key.clone());
     }
-    let (options, servers) = login::take(options, &config.servers).map_err(NatsError::Server)?;
-    options.connect(servers).await.map_err(NatsError::Options)
+    login::take(options, &config.servers).map_err(NatsError::Server)
 }
 
 /// Carries messages between `client` and `replica` until `stop`.

@@ -13,7 +13,7 @@ pub(crate) const REREAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A token, and the file that it comes from.
 #[derive(Debug, Default)]
-pub(crate) struct BearerToken {
+pub struct BearerToken {
     file: Option<PathBuf>,
     read_at: Option<Instant>,
     header: Option<HeaderValue>,
@@ -23,7 +23,7 @@ pub(crate) struct BearerToken {
 impl BearerToken {
     /// Returns the value of `authorization` with the token in `file`; `None` without a file or while
     /// no token could be read.
-    pub(crate) fn header(&mut self, file: Option<&Path>, now: Instant) -> Option<HeaderValue> {
+    pub fn header(&mut self, file: Option<&Path>, now: Instant) -> Option<HeaderValue> {
         if self.file.as_deref() != file {
             *self = Self { file: file.map(Path::to_path_buf), ..Self::default() };
         }

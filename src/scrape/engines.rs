@@ -221,6 +221,27 @@ impl EngineMap {
         Ok(Reading { metrics, skipped })
     }
 
+    /// The values that routing uses if they are there, and that this engine usually reports, but not in `metrics`: block
+    /// size, number of blocks, start of the process. Each by the name of its first family.
+    #[must_use]
+    pub fn unreported(&self, metrics: &EndpointMetrics) -> Vec<SampleName> {
+        let is_size = |figure| matches!(figure, Figure::CacheInfo { .. } | Figure::BlockSize);
+        let is_number = |figure| matches!(figure, Figure::CacheInfo { .. } | Figure::NumBlocks);
+        let name_of = |is_wanted: &dyn Fn(Figure) -> bool| self.rows.iter().find(|row| is_wanted(row.figure));
+        let missing = [
+            name_of(&is_size).filter(|_| metrics.block_size.is_none()),
+            name_of(&is_number).filter(|_| metrics.num_blocks.is_none()),
+            name_of(&|figure| figure == Figure::ProcessStart).filter(|_| metrics.process_start.is_none()),
+        ];
+        let mut names: Vec<SampleName> = Vec::new();
+        for name in missing.into_iter().flatten().map(SampleName::from) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
     /// Requests that wait: in the queue, and before it on servers that prefill or decode for others.
     fn waiting(&self, tallies: &[Tally]) -> Result<f64, PageError> {
         let queue = self.required(tallies, Figure::Waiting).map(|t| t.sum).or_else(|error| {

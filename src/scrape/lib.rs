@@ -7,7 +7,7 @@
 //!
 //! **Owns** metric names of each engine, the exposition parser, bearer tokens (`credentials`), lists of models
 //! ([`models`]) and SLO profiles from files ([`slo_profiles`]).
-//! **Called by** `app`, which starts one scraper for each pool.
+//! **Called by** `app`, which starts one scraper for each pool, and by `live_check`, which reads pages once.
 //! **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
 //!
 //! Read first: `feed.rs`, `engines.rs`, `pace.rs`.
@@ -23,6 +23,7 @@ mod settings;
 pub mod slo_profiles;
 mod stats;
 
+pub use credentials::BearerToken;
 pub use feed::{Reach, Scraper};
 pub use models::ModelFeed;
 pub use settings::ScrapeSettings;

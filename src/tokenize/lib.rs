@@ -12,20 +12,22 @@
 //! | `request` | conversion of a client's body to a tokenizer request |
 //! | `client` | one call: limited in time and size |
 //! | `list` | the token ids in a response |
+//! | `files` | the files of a model's own tokenizer |
 //! | `models` | models in use, and their circuit breakers; no I/O |
 //! | `remote` | the combination of all of it |
 //! | `port` | the implementation of the trait through which the picker calls it |
 //! | [`stats`] | counters |
 //!
-//! **Owns** the calls to tokenizers, their cache, and the circuit breaker of each model.
+//! **Owns** the calls to tokenizers, their cache, the circuit breaker of each model, and the reading of tokenizer files.
 //! **Called by** `picker` (as [`RemoteTokens`](attache_prompt::remote::RemoteTokens)) for each request of a pool with a
-//! `remote` tokenizer; `app` starts it.
+//! `remote` tokenizer; `app` starts it, and reads tokenizer files. `live_check` compares both.
 //! **Must not** decide where a request goes, or wait without a limit.
 //!
 //! Read first: `lib.rs`, `remote.rs`, `models.rs`.
 
 mod client;
 mod errors;
+mod files;
 mod list;
 mod models;
 mod port;
@@ -35,6 +37,7 @@ mod settings;
 pub mod stats;
 
 pub use errors::{SetupError, Unavailable};
+pub use files::{FilesError, ModelFiles};
 pub use list::TokenListError;
 pub use remote::{CallError, RemotePool};
 pub use settings::{RemoteApi, RemoteSettings};

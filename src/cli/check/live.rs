@@ -4,6 +4,7 @@ use super::{CheckOutput, FileCheck};
 use crate::cli::output::{may_colour, message, print};
 use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE};
 use crate::live_check::{self, AdminUrl, Report, Severity, Targets, TextStyle};
+use crate::plugins::registry;
 use clap::Args;
 use console::Term;
 use serde_json::json;
@@ -52,6 +53,7 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
         is_picker_named: args.admin.is_some(),
         picker: args.admin.unwrap_or_else(|| default(PICKER_ADMIN)),
         settings,
+        registry: registry(),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,

@@ -382,3 +382,19 @@ fn every_family_fits_the_scanner() {
         assert_eq!(map.families.names().len(), map.rows_of.len());
     }
 }
+
+#[test]
+fn optional_values_that_the_page_lacks_are_named_once() {
+    let map = EngineMap::of(Engine::Vllm).unwrap();
+    let unreported = |page: &str| -> Vec<String> {
+        let metrics = read(Engine::Vllm, page).unwrap();
+        map.unreported(&metrics).iter().map(ToString::to_string).collect()
+    };
+    let page = std::str::from_utf8(V0_32_LOAD).unwrap();
+    assert_eq!(unreported(page), Vec::<String>::new());
+    let without: Vec<&str> = page.lines().filter(|line| !line.starts_with("vllm:cache_config_info")).collect();
+    assert_eq!(unreported(&(without.join("\n") + "\n")), ["vllm:cache_config_info"]);
+    let without = without.into_iter().filter(|line| !line.starts_with("process_start_time_seconds"));
+    let without = without.collect::<Vec<_>>().join("\n") + "\n";
+    assert_eq!(unreported(&without), ["vllm:cache_config_info", "process_start_time_seconds"]);
+}

@@ -2,6 +2,14 @@
 //! configurations.
 
 mod envoy;
+mod fake;
+#[cfg(feature = "kube")]
+mod kubernetes;
+mod picker;
+mod servers;
+mod shipped;
+#[cfg(all(feature = "nats", feature = "redis"))]
+mod stores;
 
 use serde_json::Value;
 use std::process::Command;
@@ -15,7 +23,18 @@ pub(crate) struct Checked {
 impl Checked {
     /// Runs `attache check --live --output json` with these arguments.
     pub(crate) fn run(arguments: &[&str]) -> Self {
+        Self::by(Command::new(env!("CARGO_BIN_EXE_attache")), arguments)
+    }
+
+    /// As [`run`](Self::run), in the cluster that this kubeconfig names.
+    #[cfg(feature = "kube")]
+    pub(crate) fn with_kubeconfig(kubeconfig: &std::path::Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        command.env("KUBECONFIG", kubeconfig);
+        Self::by(command, arguments)
+    }
+
+    fn by(mut command: Command, arguments: &[&str]) -> Self {
         let output = command.args(["check", "--live", "--output", "json"]).args(arguments).output().expect("attache");
         let shown = || String::from_utf8_lossy(&output.stderr).into_owned();
         let printed: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", shown()));

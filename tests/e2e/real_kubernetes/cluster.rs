@@ -159,7 +159,7 @@ impl Server {
 }
 
 /// The server, as one test uses it.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     server: Arc<Server>,
     client: Client,
 }
@@ -176,7 +176,7 @@ pub(super) struct Asked {
 
 impl Cluster {
     /// Joins the running server, or starts one.
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let mut shared = SHARED.lock().await;
         let server = match shared.upgrade() {
             Some(server) => server,
@@ -208,7 +208,7 @@ impl Cluster {
     }
 
     /// Creates an object at the path of its kind, with strict validation.
-    pub(super) async fn create(&self, path: &str, object: &Value) -> Value {
+    pub(crate) async fn create(&self, path: &str, object: &Value) -> Value {
         self.request(Method::POST, &format!("{path}?fieldValidation=Strict"), "application/json", object).await
     }
 
@@ -217,12 +217,12 @@ impl Cluster {
         self.request(Method::GET, path, "application/json", &Value::Null).await
     }
 
-    pub(super) async fn create_namespace(&self, name: &str) {
+    pub(crate) async fn create_namespace(&self, name: &str) {
         self.create("/api/v1/namespaces", &json!({"metadata": {"name": name}})).await;
     }
 
     /// Creates a pod, and sets its status as the kubelet does.
-    pub(super) async fn create_pod(&self, namespace: &str, mut pod: Value) {
+    pub(crate) async fn create_pod(&self, namespace: &str, mut pod: Value) {
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let (name, status) = (text(&pod["metadata"]["name"]).to_owned(), pod["status"].take());
         self.create(&pods, &pod).await;
@@ -231,13 +231,18 @@ impl Cluster {
     }
 
     /// A kubeconfig with exactly the rights of a service account.
-    pub(super) async fn kubeconfig_of(&self, namespace: &str, account: &str) -> PathBuf {
+    pub(crate) async fn kubeconfig_of(&self, namespace: &str, account: &str) -> PathBuf {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let answer =
             self.create(&path, &json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})).await;
         let token = text(&answer["status"]["token"]);
         std::fs::write(self.server.directory.path().join(format!("{namespace}.token")), token).expect("writing");
         self.server.kubeconfig(&format!("{namespace}.kubeconfig"), token, namespace)
+    }
+
+    /// A kubeconfig of the administrator in this namespace.
+    pub(crate) fn kubeconfig_of_administrator(&self, namespace: &str) -> PathBuf {
+        self.server.kubeconfig(&format!("{namespace}.administrator"), "administrator", namespace)
     }
 
     /// All requests of a service account so far, by the audit log.

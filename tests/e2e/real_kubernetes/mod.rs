@@ -5,5 +5,5 @@
 //! Deployment as the API server has it.
 
 mod charts;
-mod cluster;
+pub(crate) mod cluster;
 mod manifests;

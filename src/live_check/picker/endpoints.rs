@@ -1,0 +1,267 @@
+//! Judges what the picker knows of its pools and endpoints.
+
+use super::pages::{EndpointPage, EndpointsPage, PoolPage};
+use crate::finding::{Check, Report};
+use attache_config::Settings;
+use attache_config::settings::TokenizerSettings;
+use attache_pool::Engine;
+
+static POOL: Check = Check {
+    id: "pool-endpoints",
+    about: "the pool has endpoints",
+    why: "Requests for a pool without endpoints are rejected.",
+};
+static POOL_TOKENIZER: Check = Check {
+    id: "pool-tokenizer",
+    about: "the tokenizer in use is the configured one",
+    why: "Blocks of text match no KV events, so cached prompts are not found.",
+};
+static PROMPTS: Check = Check {
+    id: "pool-prompts",
+    about: "prompts without tokens, by model and reason",
+    why: "These requests are routed by load, without their cached prefix.",
+};
+static HEALTH: Check = Check {
+    id: "endpoint-health",
+    about: "the picker sends requests to the endpoint: neither ejected nor unreachable",
+    why: "Its share of requests goes to the other servers.",
+};
+static METRICS: Check = Check {
+    id: "endpoint-metrics",
+    about: "the picker has fresh metrics of the endpoint",
+    why: "Without metrics, load of other clients and the size of the cache are unknown.",
+};
+static SPEED: Check = Check {
+    id: "endpoint-speed",
+    about: "learned speed against the median of the pool",
+    why: "A server that is so much slower fails objectives, and may have a wrong GPU or configuration.",
+};
+static KV_EVENTS: Check = Check {
+    id: "endpoint-kv-events",
+    about: "how far the picker trusts the KV events of the endpoint",
+    why: "Its cache is estimated from routed requests instead of known.",
+};
+
+pub(super) const CHECKS: &[&Check] = &[&POOL, &POOL_TOKENIZER, &PROMPTS, &HEALTH, &METRICS, &SPEED, &KV_EVENTS];
+
+/// A speed differs implausibly from the median by this factor.
+const FACTOR: f64 = 10.0;
+/// Requests of an endpoint before its learned speed is judged.
+const LEARNED_AFTER: u64 = 20;
+/// Longest plausible time for a token of a request that runs alone, seconds.
+const SLOWEST_TOKEN: f64 = 5.0;
+
+/// Adds findings for all pools.
+pub(super) fn judge(page: &EndpointsPage, settings: Option<&Settings>, report: &mut Report) {
+    for pool in &page.pools {
+        let subject = format!("pool {}", pool.name);
+        let configured = settings.and_then(|settings| settings.pools.iter().find(|p| *p.name == *pool.name));
+        if pool.endpoints.is_empty() {
+            let fix = "add `endpoints`, or look at `dns`, `endpointsFile` or the InferencePool of the pool";
+            report.push(POOL.error(&subject, "no endpoint", fix));
+        } else {
+            report.push(POOL.ok(&subject, format!("{} endpoints", pool.endpoints.len())));
+        }
+        if let Some(configured) = configured {
+            tokenizer(&subject, pool, &configured.prefix.tokenizer, report);
+        }
+        for unread in &pool.unread_prompts {
+            let found =
+                format!("{} prompts of model {} have no tokens: {}", unread.prompts, unread.model, unread.reason);
+            let fix = "correct `prefixCache.tokenizer` of the pool, or the chat template of the model; prompts with media \
+                       need nothing";
+            report.push(PROMPTS.warning(&subject, found, fix));
+        }
+        for endpoint in &pool.endpoints {
+            let subject = super::endpoint_subject(&endpoint.address, &pool.name);
+            health(&subject, endpoint, report);
+            metrics(&subject, endpoint, report);
+            kv_events(&subject, endpoint, report);
+        }
+        speeds(pool, report);
+    }
+}
+
+fn tokenizer(subject: &str, pool: &PoolPage, wanted: &TokenizerSettings, report: &mut Report) {
+    let name = match wanted {
+        TokenizerSettings::Characters => "characters",
+        TokenizerSettings::Tiktoken { .. } => "tiktoken",
+        TokenizerSettings::HuggingFace { .. } => "huggingface",
+        TokenizerSettings::Remote(_) => "remote",
+    };
+    // A pool whose strategy needs no prefix has no tokenizer.
+    if pool.tokenizer == name || pool.tokenizer == "none" || pool.tokenizer.is_empty() {
+        return;
+    }
+    report.push(POOL_TOKENIZER.error(
+        subject,
+        format!("`{name}` is configured, `{}` is in use", pool.tokenizer),
+        "correct `prefixCache.tokenizer`, for example its `directory`; the log of the picker has the reason",
+    ));
+}
+
+fn health(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
+    let fix = "look at the log of the model server, and at its address and port";
+    report.push(match endpoint.status.as_str() {
+        "ejected" | "half-open" => {
+            let found = match &endpoint.ejection {
+                Some(ejection) => {
+                    let seconds = ejection.returns_in_ms / 1_000;
+                    format!("{} after `{}`; a request probes it in {seconds} s", endpoint.status, ejection.cause)
+                }
+                None => format!("{} after failures", endpoint.status),
+            };
+            HEALTH.error(subject, found, fix)
+        }
+        "unreachable" => HEALTH.error(subject, "the picker can't connect", fix),
+        status => HEALTH.ok(subject, if status.is_empty() { "in use" } else { status }),
+    });
+}
+
+fn metrics(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
+    if endpoint.engine == Engine::None || endpoint.status == "unreachable" {
+        return;
+    }
+    let fix = "correct `engine`, `metrics.port` and `metrics.path` of the endpoint; servers without metrics need \
+               `engine: none`";
+    report.push(match (&endpoint.scrape_error, endpoint.metrics) {
+        (Some(error), _) => METRICS.error(subject, format!("scrapes fail: {error}"), fix),
+        (None, None) => METRICS.warning(subject, "no metrics yet", fix),
+        (None, Some(metrics)) if metrics.stale => METRICS.warning(
+            subject,
+            format!("metrics are stale: {:.1} s old", seconds(metrics.age_ms)),
+            "raise `scrape.staleAfter` above `scrape.interval`, or give the picker and the server more CPU time",
+        ),
+        (None, Some(metrics)) => METRICS.ok(subject, format!("metrics are {:.1} s old", seconds(metrics.age_ms))),
+    });
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 ms")]
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1e3
+}
+
+fn kv_events(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
+    let Some(trust) = endpoint.kv_events.as_deref() else { return };
+    let (meaning, fix) = match trust {
+        "exact" | "uncounted" => {
+            report.push(KV_EVENTS.ok(subject, format!("KV events are `{trust}`")));
+            return;
+        }
+        "unknown" => ("no event has been read yet", "compare `kvEvents.port` with `--kv-events-config` of the server"),
+        "syncing" => ("a replay is running", "nothing, if it ends within minutes"),
+        "incomplete" => (
+            "events were lost that no replay has",
+            "add `kvEvents.replayPort` and `replay_endpoint`, or raise `prefixCache.maxBytes` if the log says that it is full",
+        ),
+        "interrupted" => ("the connection is broken", "look at `kvEvents.port`, and at the network between both"),
+        "joined_late" | "gap" => {
+            ("events are missing", "add `kvEvents.replayPort`, and `replay_endpoint` on the server")
+        }
+        "replay_failed" => ("the replay failed", "compare `kvEvents.replayPort` with `replay_endpoint` of the server"),
+        "undecodable" => ("events can't be decoded", "report the version of the server and the log line of the picker"),
+        "block_size" => {
+            ("the server has another block size than most of the pool", "use one `--block-size` for the pool")
+        }
+        "ports" => ("its ports can't be used", "correct the label `attache.dev/kv-events-port`; the log names it"),
+        _ => ("see the guide to exact prefix caching", "look up this state in the guide to exact prefix caching"),
+    };
+    report.push(KV_EVENTS.warning(subject, format!("KV events are `{trust}`: {meaning}"), fix));
+}
+
+/// The middle of the values; the lower one of two.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+/// Compares learned speeds within a pool. A single endpoint has no other to be compared with.
+fn speeds(pool: &PoolPage, report: &mut Report) {
+    let learned = || pool.endpoints.iter().filter(|e| e.routed >= LEARNED_AFTER).filter_map(|e| Some((e, e.learned?)));
+    let prefill = median(learned().map(|(_, speed)| speed.prefill_tokens_per_second).collect());
+    let decode = median(learned().map(|(_, speed)| speed.seconds_per_token).collect());
+    let (Some(prefill), Some(decode)) = (prefill, decode) else { return };
+    for (endpoint, speed) in learned() {
+        let subject = super::endpoint_subject(&endpoint.address, &pool.name);
+        let (own_prefill, own_decode) = (speed.prefill_tokens_per_second, speed.seconds_per_token);
+        let found = format!(
+            "learned {own_prefill:.0} prompt tokens/s and {:.1} ms a token; the median of the pool is {prefill:.0} and {:.1}",
+            own_decode * 1e3,
+            decode * 1e3
+        );
+        let differs = |own: f64, usual: f64| own > usual * FACTOR || own * FACTOR < usual;
+        report.push(match differs(own_prefill, prefill) || differs(own_decode, decode) || own_decode > SLOWEST_TOKEN {
+            true => SPEED.warning(
+                subject,
+                found,
+                "compare GPU, tensor parallelism and flags of this server with the others; put other hardware into a \
+                 pool of its own",
+            ),
+            false => SPEED.ok(subject, found),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::Severity;
+    use crate::picker::pages::{EjectionPage, LearnedPage, MetricsAge};
+
+    fn endpoint(change: impl FnOnce(&mut EndpointPage)) -> EndpointPage {
+        let mut endpoint = EndpointPage {
+            address: "10.0.0.1:8000".into(),
+            status: "ready".into(),
+            metrics: Some(MetricsAge { age_ms: 100, stale: false }),
+            routed: 100,
+            learned: Some(LearnedPage { prefill_tokens_per_second: 1e4, seconds_per_token: 0.01 }),
+            ..EndpointPage::default()
+        };
+        change(&mut endpoint);
+        endpoint
+    }
+
+    /// Ids of the findings that are not fine.
+    fn wrong(endpoints: Vec<EndpointPage>) -> Vec<(&'static str, Severity)> {
+        let pool = PoolPage { name: "a".into(), tokenizer: "characters".into(), endpoints, ..PoolPage::default() };
+        let mut report = Report::default();
+        judge(&EndpointsPage { pools: vec![pool], ..EndpointsPage::default() }, None, &mut report);
+        let findings = report.findings().iter().filter(|finding| finding.severity != Severity::Ok);
+        findings.map(|finding| (finding.check.id, finding.severity)).collect()
+    }
+
+    #[test]
+    fn endpoints_in_use_have_no_findings_and_others_do() {
+        assert_eq!(wrong(vec![endpoint(|_| ())]), []);
+        let ejection = |e: &mut EndpointPage| {
+            e.status = "ejected".into();
+            e.ejection = Some(EjectionPage { cause: "connect_failure".into(), returns_in_ms: 2_000 });
+        };
+        assert_eq!(wrong(vec![endpoint(ejection)]), [("endpoint-health", Severity::Error)]);
+        let failing = |e: &mut EndpointPage| e.scrape_error = Some("got status 404, want 200".into());
+        assert_eq!(wrong(vec![endpoint(failing)]), [("endpoint-metrics", Severity::Error)]);
+        let stale = |e: &mut EndpointPage| e.metrics = Some(MetricsAge { age_ms: 60_000, stale: true });
+        assert_eq!(wrong(vec![endpoint(stale)]), [("endpoint-metrics", Severity::Warning)]);
+        let gap = |e: &mut EndpointPage| e.kv_events = Some("gap".into());
+        assert_eq!(wrong(vec![endpoint(gap)]), [("endpoint-kv-events", Severity::Warning)]);
+        assert_eq!(wrong(Vec::new()), [("pool-endpoints", Severity::Error)]);
+    }
+
+    #[test]
+    fn speed_is_implausible_by_a_factor_of_ten_after_enough_requests() {
+        let slow = |e: &mut EndpointPage| {
+            e.learned = Some(LearnedPage { prefill_tokens_per_second: 900.0, seconds_per_token: 0.09 });
+        };
+        let fleet = |last: EndpointPage| vec![endpoint(|_| ()), endpoint(|_| ()), endpoint(|_| ()), last];
+        assert_eq!(wrong(fleet(endpoint(slow))), [("endpoint-speed", Severity::Warning)]);
+        let new = |e: &mut EndpointPage| {
+            slow(e);
+            e.routed = LEARNED_AFTER - 1;
+        };
+        assert_eq!(wrong(fleet(endpoint(new))), []);
+        let half = |e: &mut EndpointPage| {
+            e.learned = Some(LearnedPage { prefill_tokens_per_second: 5e3, seconds_per_token: 0.02 });
+        };
+        assert_eq!(wrong(fleet(endpoint(half))), []);
+    }
+}
