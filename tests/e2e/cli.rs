@@ -155,7 +155,7 @@ fn invalid_arguments_exit_64_with_a_hint() {
         (&["run", "--config-file", "a", "--config-text", "b"], "cannot be used with"),
         (&["run", "--pool-name", "vllm", "--endpoint-selector=app=vllm"], "cannot be used with"),
         (&["run", "--engine", "vlm", "--pool-name", "vllm"], "trtllm-serve"),
-        (&["check"], "--file"),
+        (&["check"], "<FILE>"),
         (&[], "Usage"),
     ];
     for (words, expected) in cases {
