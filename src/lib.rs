@@ -38,6 +38,8 @@ pub use attache_sim as sim;
 pub use attache_strategies as strategies;
 pub use attache_telemetry as telemetry;
 pub use attache_tokenize as tokenize;
+#[cfg(feature = "top")]
+pub use attache_top as top;
 pub use attache_types::{clock, error, ids, limits, rng, spelling};
 #[cfg(feature = "simulator")]
 pub use attache_workload as workload;

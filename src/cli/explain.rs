@@ -1,6 +1,7 @@
 //! `attache explain`: explains the decision for one request.
 
 use super::output::{colour, message, print};
+use super::running::{AdminArgs, RunningPicker};
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::admin::DEFAULT_EXPLAINED_PATH;
@@ -10,7 +11,6 @@ use crate::ext_proc::warmer;
 use crate::picker::explain::{ExplainQuery, explain};
 use anyhow::Context;
 use clap::Args;
-use running::RunningPicker;
 use serde_json::Value;
 use std::fmt::Write;
 use std::io::Read;
@@ -20,7 +20,6 @@ use std::process::ExitCode;
 mod past;
 #[cfg(feature = "simulator")]
 mod recorded;
-mod running;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -66,11 +65,10 @@ pub(super) struct ExplainArgs {
     /// Header of the request, `name: value`; may be repeated
     #[arg(long = "header", value_name = "HEADER", value_parser = super::header)]
     headers: Vec<(String, String)>,
-    /// Admin port of the running picker
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090", conflicts_with = "config_file")]
-    admin: String,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// Use this configuration instead of a running picker; all servers then count as idle
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["admin", "token_file"])]
     config_file: Option<PathBuf>,
     /// Show every block, not only the first and last ones
     #[arg(long)]

@@ -15,9 +15,12 @@ mod reference;
 #[cfg(feature = "simulator")]
 mod replay;
 mod run;
+mod running;
 #[cfg(feature = "simulator")]
 pub mod sim;
 pub mod source;
+#[cfg(feature = "top")]
+mod top;
 mod version;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -76,6 +79,9 @@ enum Verb {
     Check(Box<check::CheckArgs>),
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
+    /// Watch a running picker in the terminal: endpoints, decisions, rejections.
+    #[cfg(feature = "top")]
+    Top(top::TopArgs),
     /// Play a workload to simulated servers and compare strategies.
     #[cfg(feature = "simulator")]
     Replay(Box<replay::ReplayArgs>),
@@ -103,6 +109,8 @@ pub fn main() -> ExitCode {
             }),
             Verb::Check(args) => check::check(*args),
             Verb::Explain(args) => explain::run(&args),
+            #[cfg(feature = "top")]
+            Verb::Top(args) => top::run(&args),
             #[cfg(feature = "simulator")]
             Verb::Replay(args) => replay::run(&args),
             Verb::Version(args) => version::version(&args),

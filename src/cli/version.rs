@@ -13,6 +13,7 @@ const FEATURES: &[(&str, bool)] = &[
     ("otlp", cfg!(feature = "otlp")),
     ("redis", cfg!(feature = "redis")),
     ("simulator", cfg!(feature = "simulator")),
+    ("top", cfg!(feature = "top")),
     ("zmq", cfg!(feature = "zmq")),
 ];
 

@@ -109,6 +109,7 @@ fn closed_pipes_end_no_command_with_a_panic() {
         (&["run"], 64),
         (&["run", "--config-file", &bad], 78),
         (&["explain", "/nonexistent"], 64),
+        (&["top"], 64),
         (&["replay", "--list"], 0),
         (&["replay", "--trace", "/nonexistent"], 64),
     ];

@@ -53,6 +53,8 @@ mod secure;
 mod shipped;
 mod sidecar;
 mod status_page;
+#[cfg(feature = "top")]
+mod top;
 #[cfg(feature = "otlp")]
 mod traces;
 mod traffic;

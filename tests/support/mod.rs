@@ -24,6 +24,9 @@ pub(crate) mod redis;
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod sidecar;
 pub(crate) mod sim;
+#[cfg(feature = "top")]
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod terminal;
 
 /// The error of every operation in a test.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;

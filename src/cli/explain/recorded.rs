@@ -14,7 +14,7 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 pub(super) struct RecordedArgs {
     /// Explain a decision of this recording (`attache run --record`) [default request: the last one]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "headers", "pool", "admin", "config_file"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "headers", "pool", "admin", "token_file", "config_file"])]
     pub(super) from_record: Option<PathBuf>,
     /// Show what this strategy would have chosen, too
     #[arg(long, value_name = "NAME", requires = "from_record")]

@@ -90,7 +90,7 @@ fn flags(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn every_flag_in_the_docs_exists() {
     let mut known = String::new();
-    for verb in ["run", "check", "explain", "version", "completions", "man", "quickstart", "sim", "replay"] {
+    for verb in ["run", "check", "explain", "top", "version", "completions", "man", "quickstart", "sim", "replay"] {
         let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().expect("attache");
         known.push_str(&String::from_utf8(output.stdout).expect("UTF-8"));
     }

@@ -165,6 +165,8 @@ fn command_line_pages_match_the_help() {
         ("run", "docs/reference/command-line.md"),
         ("check", "docs/reference/command-line.md"),
         ("explain", "docs/reference/command-line.md"),
+        #[cfg(feature = "top")]
+        ("top", "docs/reference/command-line.md"),
         ("version", "docs/reference/command-line.md"),
         ("completions", "docs/reference/command-line.md"),
         ("man", "docs/reference/command-line.md"),
@@ -176,6 +178,17 @@ fn command_line_pages_match_the_help() {
     }
     let list = format!("```text\n{}```", printed(&["replay", "--list"]));
     compare("docs/reference/command-line-replay.md", "list", &list);
+}
+
+#[cfg(feature = "top")]
+#[test]
+fn page_about_top_has_the_keys_of_its_help() {
+    const PAGE: &str = "docs/how-to/top.md";
+    let row = |(keys, what): &(&str, &str)| vec![code(keys), (*what).to_owned()];
+    compare(PAGE, "keys", &table(PAGE, &["keys", "what they do"], 0, attache::top::KEYS.iter().map(row).collect()));
+    let shown = page("tests/data/top/endpoints-80.txt");
+    let frame: Vec<&str> = shown.lines().filter(|line| !line.is_empty()).collect();
+    compare(PAGE, "frame", &format!("```text\n{}\n```", frame.join("\n")));
 }
 
 /// A line of a configuration file: the path of its key, its value, its comment.

@@ -1,36 +1,73 @@
-//! Asks a running picker for explanations, on the page `/explain` of its admin port.
+//! Reads the admin port of a running picker: explanations and the pages that other verbs show.
 
 use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use clap::Args;
+use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// Largest response of a picker, 256 MiB: a prompt of a million tokens, block by block.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
+
+/// Flags that name the admin port of a running picker.
+#[derive(Args, Clone, Debug)]
+pub(super) struct AdminArgs {
+    /// Admin port of the running picker
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    admin: String,
+    /// File with the bearer token that the picker needs with `--metrics-endpoint-auth`; it is read at each request
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
 
 /// The admin port of a running picker.
 #[derive(Debug)]
 pub(super) struct RunningPicker {
     /// Its URL without a slash at the end.
     base: String,
+    token_file: Option<PathBuf>,
+    client: Client<HttpConnector, Full<Bytes>>,
 }
 
 impl RunningPicker {
-    /// The picker at `admin`, `host:port` or `http://host:port`.
+    /// The picker at `--admin`, `host:port` or `http://host:port`.
     ///
     /// # Errors
-    /// `admin` has another form or scheme.
-    pub(super) fn at(admin: &str) -> anyhow::Result<Self> {
-        let with_scheme = if admin.contains("://") { admin.to_owned() } else { format!("http://{admin}") };
+    /// `--admin` has another form or scheme.
+    pub(super) fn at(args: &AdminArgs) -> anyhow::Result<Self> {
+        let admin = &args.admin;
+        let with_scheme = if admin.contains("://") { admin.clone() } else { format!("http://{admin}") };
         let base = with_scheme.trim_end_matches('/').to_owned();
         let uri = base.parse::<http::Uri>().ok();
         let usable =
             uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|h| !h.is_empty()));
         ensure!(usable, "`--admin` is `{admin}`; allowed is `host:port` or `http://host:port`");
-        Ok(Self { base })
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        Ok(Self { base, token_file: args.token_file.clone(), client })
+    }
+
+    /// Its URL without a slash at the end.
+    #[cfg(feature = "top")]
+    pub(super) fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// The page at `path`, which may have a query.
+    ///
+    /// # Errors
+    /// The picker can't be reached, or its status is not 200.
+    #[cfg(feature = "top")]
+    pub(super) async fn page(&self, path: &str) -> anyhow::Result<Bytes> {
+        let request = Request::get(format!("{}{path}", self.base)).body(Full::default())?;
+        match self.ask(request).await? {
+            (StatusCode::OK, page) => Ok(page),
+            (status, text) => bail!(self.refused(status, String::from_utf8_lossy(&text).trim())),
+        }
     }
 
     /// Explains where a request would go; the inner error is its rejection.
@@ -76,13 +113,20 @@ impl RunningPicker {
     }
 
     fn refused(&self, status: StatusCode, text: &str) -> String {
-        format!("{} responds with {status}: {text}", self.base)
+        let hint = match (status, &self.token_file) {
+            (StatusCode::UNAUTHORIZED, None) => "; `--token-file` names a file with a bearer token",
+            (StatusCode::UNAUTHORIZED, Some(_)) => "; the token in `--token-file` is not valid",
+            _ => "",
+        };
+        format!("{} responds with {status}: {text}{hint}", self.base)
     }
 
     /// Status and body of the response.
-    async fn ask(&self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        let reply = client.request(request).await.with_context(|| {
+    async fn ask(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+        if let Some(file) = &self.token_file {
+            request.headers_mut().insert(header::AUTHORIZATION, authorization(file)?);
+        }
+        let reply = self.client.request(request).await.with_context(|| {
             format!("no picker responds at {}; set `--admin` to the admin port of a running picker", self.base)
         })?;
         let status = reply.status();
@@ -92,12 +136,27 @@ impl RunningPicker {
     }
 }
 
+/// The value of `authorization` with the token in `file`.
+///
+/// # Errors
+/// The file can't be read, is empty, or has characters that a header can't have.
+fn authorization(file: &Path) -> anyhow::Result<HeaderValue> {
+    let shown = file.display();
+    let text = std::fs::read_to_string(file).with_context(|| format!("`--token-file`: can't read {shown}"))?;
+    let token = text.trim();
+    ensure!(!token.is_empty(), "`--token-file`: {shown} is empty; it must contain a bearer token");
+    let header = HeaderValue::from_str(&format!("Bearer {token}"));
+    let mut header = header.map_err(|_| anyhow!("`--token-file`: {shown} has characters that a header can't have"))?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
 fn json(explanation: &[u8]) -> anyhow::Result<Value> {
     serde_json::from_slice(explanation).context("the response of the picker is not JSON")
 }
 
 /// `text` as a value of a query.
-fn encoded(text: &str) -> String {
+pub(super) fn encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'/';
     text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
 }
