@@ -14,7 +14,8 @@
 //!
 //! **Owns** the terminal while it runs.
 //! **Called by** `cli::top`, which supplies the pages ([`Pages`]).
-//! **Must not** use another crate of the picker: it knows the admin pages alone, also those of other versions.
+//! **Must not** use another crate of the picker but the clock of `types`: it knows the admin pages alone, also those of
+//! other versions.
 //!
 //! Read first: `run.rs`, `state.rs`, `view.rs`.
 

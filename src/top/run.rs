@@ -7,9 +7,10 @@ use crate::state::{Action, State};
 use crate::view::{self, Theme};
 use crate::watch::Moment;
 use crate::{Options, Page, Pages, TopError};
+use attache_types::clock::{Clock, Timestamp, wall_now};
 use crossterm::event::{Event, EventStream};
 use serde_json::Value;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -42,11 +43,11 @@ pub(crate) async fn run(options: Options) -> Result<(), TopError> {
     let mut redraw = interval(REDRAW);
     redraw.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        screen.draw(&mut state, clock.now(), theme)?;
+        screen.draw(&mut state, moment(&clock), theme)?;
         let ended = futures_util::future::select_all(ends.iter_mut().map(|signal| Box::pin(signal.recv())));
         tokio::select! {
             event = keys.next() => match event {
-                Some(Ok(Event::Key(key))) => match state.key(key, clock.now()) {
+                Some(Ok(Event::Key(key))) => match state.key(key, moment(&clock)) {
                     Action::Nothing => {}
                     Action::Quit => break,
                     Action::Explain(id) => {
@@ -59,8 +60,8 @@ pub(crate) async fn run(options: Options) -> Result<(), TopError> {
                 None => break,
             },
             Some(news) = news.recv() => match news {
-                News::Reading(Ok(reading)) => state.live().update(*reading, clock.now()),
-                News::Reading(Err(why)) => state.live().failed(why, clock.now()),
+                News::Reading(Ok(reading)) => state.live().update(*reading, moment(&clock)),
+                News::Reading(Err(why)) => state.live().failed(why, moment(&clock)),
                 News::Explanation(id, outcome) => state.explained(&id, outcome),
             },
             // A panic has restored the terminal, so the view must end.
@@ -84,22 +85,14 @@ pub(crate) async fn once(options: &Options, width: u16) -> Result<String, TopErr
             tokio::time::sleep(options.interval).await;
         }
         let reading = read(&options.pages, 0).await.map_err(TopError::Page)?;
-        state.live().update(reading, clock.now());
+        state.live().update(reading, moment(&clock));
     }
-    Ok(view::text(&view::all(&state, clock.now(), width)))
+    Ok(view::text(&view::all(&state, moment(&clock), width)))
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Clock(Instant);
-
-impl Clock {
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    fn now(self) -> Moment {
-        Moment { elapsed: self.0.elapsed(), wall: SystemTime::now() }
-    }
+/// Now, by a clock that started with the view.
+fn moment(clock: &Clock) -> Moment {
+    Moment { elapsed: clock.now().since(Timestamp(0)), wall: wall_now() }
 }
 
 /// Reads the pages at each interval until the loop ends. A slow picker is read less often.
