@@ -146,7 +146,7 @@ impl Start<'_> {
         let guard = if file.server.metrics_auth { Some(feeds.guard().await?) } else { None };
         let (leader, leased) = (feeds.lead(&file, readiness, leading), attache_feeds::leased(&file));
         let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-        let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
+        let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept, clock));
         let telemetry = Arc::new(Telemetry { metrics: metrics.clone(), decisions });
         let prepared = Prepared::of(&settings, None, None, metrics)?;
         let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
@@ -333,7 +333,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }));
     }
     let config = ActiveConfig::new(pools, settings.limits.clone(), settings.exchange.clone());
-    let telemetry = Telemetry { metrics, decisions: Arc::new(Decisions::new(0)) };
+    let telemetry = Telemetry { metrics, decisions: Arc::new(Decisions::new(0, clock)) };
     Ok(Picker::new(config, Arc::new(telemetry), seed))
 }
 

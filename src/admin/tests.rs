@@ -14,7 +14,7 @@ use attache_pool::health::{HealthPolicy, Outcome};
 use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, Engine, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-use attache_request::event::DecisionRecord;
+use attache_request::event::{DecisionRecord, RunnerUp};
 use attache_serving::connections::{ConnectionLimits, Connections};
 use attache_telemetry::decisions::Decisions;
 use attache_telemetry::metrics::Metrics;
@@ -81,7 +81,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         file: Arc::default(),
         kube: None,
     };
-    let decisions = Decisions::new(8);
+    let decisions = Decisions::new(8, Clock::start());
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));
     let refuse = |_: ExplainRequest| -> BoxFuture<'static, Result<serde_json::Value, RequestError>> {
         Box::pin(async { Err(RequestError::new(attache_types::error::Reason::InvalidJson, "nothing to explain")) })
@@ -102,7 +102,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         metrics: Arc::new(MetricsPage::new(registry)),
         readiness: Readiness::default(),
         pools: Arc::new(move || vec![view.clone()]),
-        decisions: Arc::new(move |limit| decisions.to_json(clock.now(), limit)),
+        decisions: Arc::new(move |limit| decisions.to_json(0, clock.now(), limit)),
         history: Arc::default(),
         parts: parts(requests),
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
@@ -145,6 +145,8 @@ fn record(ended: Timestamp) -> DecisionRecord {
         prefill_ms: None,
         queued_ms: None,
         reason: "fewest requests",
+        runner_up: Some(RunnerUp { endpoint: "127.0.0.1:8001".into(), margin_ms: Some(3.5), margin_score: Some(1.0) }),
+        predicted_ttft_ms: Some(11.0),
         estimated_prompt_tokens: 7,
         estimated_cached_tokens: 0,
         status: 200,

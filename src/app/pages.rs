@@ -33,7 +33,12 @@ impl PageParts {
         let Self { rendering, registry, guard, refusals, logs } = self;
         let clock = app.clock;
         let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
-        let (kept, to_keep) = (decisions.clone(), app.processor.clone());
+        let explanations = decisions.clone();
+        let kept = {
+            let processor = app.processor.clone();
+            move || processor.picker.config().settings.explain.kept
+        };
+        let kept_of_decisions = kept.clone();
         let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
         let metrics = app.telemetry.metrics.clone();
         let (rejections, degraded) = (metrics.clone(), metrics.clone());
@@ -45,15 +50,14 @@ impl PageParts {
             metrics: Arc::new(MetricsPage::new(registry)),
             readiness: app.readiness.clone(),
             pools: Arc::new(move || views.load().to_vec()),
-            decisions: Arc::new(move |limit| decisions.to_json(clock.now(), limit)),
+            decisions: Arc::new(move |limit| decisions.to_json(kept_of_decisions(), clock.now(), limit)),
             config: Arc::new(move || dump.load().to_json()),
             explain: Arc::new(move |asked: ExplainRequest| {
                 let processor = to_explain.clone();
                 Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
             }),
             explain_recorded: Arc::new(move |id| {
-                let (decisions, recorder) = (kept.clone(), recorder.clone());
-                let kept = to_keep.picker.config().settings.explain.kept;
+                let (decisions, recorder, kept) = (explanations.clone(), recorder.clone(), kept());
                 Box::pin(async move { recording::explain(&decisions, kept, recorder, id).await })
             }),
             max_explained_bytes: Arc::new(move || {

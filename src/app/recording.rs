@@ -71,8 +71,8 @@ fn unknown(kept: usize, id: &str) -> String {
     }
     format!(
         "no explanation of a request with the x-request-id `{id}` is kept: the latest {kept} are \
-         (`exchange.explain.kept`), and none of rejections by limits, queues or deadlines. `attache run --record FILE` \
-         records all decisions"
+         (`exchange.explain.kept`), as many as take a part of the time (`exchange.explain.timeRatio`), and none of \
+         rejections by limits, queues or deadlines. `attache run --record FILE` records all decisions"
     )
 }
 
@@ -94,8 +94,10 @@ fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
     use crate::config::{self, ConfigText, Sources};
     use crate::picker::event::KeptExplanation;
+    use crate::picker::settings::ExplainSettings;
 
     fn settings(text: &[u8]) -> Settings {
         let text = ConfigText { name: "test".into(), bytes: text.to_vec() };
@@ -113,9 +115,12 @@ mod tests {
 
     #[tokio::test]
     async fn explanation_that_is_neither_kept_nor_recorded_names_both_ways() {
-        let decisions = Decisions::new(0);
+        let clock = Clock::start();
+        let decisions = Decisions::new(0, clock);
+        let settings = ExplainSettings { kept: 2, ..ExplainSettings::default() };
         for i in 0..5 {
-            decisions.keep(2, KeptExplanation { request_id: format!("r{i}"), json: i.to_string() });
+            let explanation = KeptExplanation { request_id: format!("r{i}").into(), json: i.to_string().into() };
+            decisions.keep(&settings, clock.now(), explanation);
         }
         let ask = |kept, id: &str| explain(&decisions, kept, None, id.to_owned());
         assert_eq!(ask(2, "r4").await.unwrap(), 4);

@@ -29,9 +29,9 @@ Examples:
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
-  attache explain --request 7f0c-11 --admin http://127.0.0.1:9090  # a past decision, by its x-request-id
-  attache explain --from-record run.jsonl --request 17          # a decision of `attache run --record run.jsonl`
-  attache explain --from-record run.jsonl --request 17 --strategy least-request
+  attache explain --request-id 7f0c-11 --admin http://127.0.0.1:9090  # a past decision, by its x-request-id
+  attache explain --from-record run.jsonl --request-id 17       # a decision of `attache run --record run.jsonl`
+  attache explain --from-record run.jsonl --request-id 17 --strategy least-request
 
 Exit codes: 0 when the request can be routed, 1 when it would be rejected, 64 when a flag or file can't be used.";
 
@@ -51,7 +51,8 @@ pub(super) struct ExplainArgs {
     #[cfg_attr(not(feature = "simulator"), arg(required_unless_present = "request"))]
     body: Option<PathBuf>,
     /// Explain the past decision about this request: its `x-request-id`, or its number in a recording
-    #[arg(long, value_name = "ID", conflicts_with_all = ["body", "headers", "pool", "path", "config_file"])]
+    #[arg(long = "request-id", visible_alias = "request", value_name = "ID")]
+    #[arg(conflicts_with_all = ["body", "headers", "pool", "path", "config_file"])]
     request: Option<String>,
     #[cfg(feature = "simulator")]
     #[command(flatten)]

@@ -21,8 +21,13 @@ pub(crate) const DEFAULT_LOG_FILTER: &str = "info";
 pub(crate) const DEFAULT_TRACE_RATIO: f64 = 0.1;
 /// 256 decisions: a screenful for `/decisions`, some 100 KB.
 pub(crate) const DEFAULT_DECISIONS_KEPT: usize = 256;
-/// 4,096: their memory has a limit of its own, so a large pool keeps fewer (`src/telemetry/decisions.rs`).
-pub(crate) const MAX_EXPLANATIONS_KEPT: usize = 4_096;
+/// 4,096: those of 8 endpoints take some 10 MB. Their memory has a limit of its own, so a large pool keeps fewer
+/// (`src/telemetry/explanations.rs`).
+pub(crate) const DEFAULT_EXPLANATIONS_KEPT: usize = 4_096;
+/// 65,536: the memory limit drops most of them before.
+pub(crate) const MAX_EXPLANATIONS_KEPT: usize = 65_536;
+/// 1 % of a core: most decisions of a quiet pool are explained, and a busy picker does not notice.
+pub(crate) const DEFAULT_EXPLAIN_TIME_RATIO: f64 = 0.01;
 /// 100,000: a larger number is assumed to be a mistake.
 pub(crate) const MAX_DECISIONS_KEPT: usize = 100_000;
 /// Needs no tuning on any mix of servers; its first tokens arrive in about half the time of the others

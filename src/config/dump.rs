@@ -131,7 +131,7 @@ fn exchange(e: &ExchangeSettings) -> Value {
                 UsageCount::Total => "total",
             },
         })),
-        "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio, "kept": e.explain.kept},
+        "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio, "kept": e.explain.kept, "timeRatio": e.explain.time_ratio},
         "objectives": e.objectives,
     })
 }

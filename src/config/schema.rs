@@ -200,6 +200,7 @@ sections! {
         "metadata" => metadata: bool,
         "logRatio" => log_ratio: f64,
         "kept" => kept: usize,
+        "timeRatio" => time_ratio: f64,
     }
     /// Token usage of a response, reported to the gateway.
     ReportUsage {

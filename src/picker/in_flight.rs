@@ -12,7 +12,7 @@
 //! | model name | `ModelName` in `model_name.rs` |
 //! | blocks for the prefix cache and the next turn | `ResponseLearning` in `learning.rs` |
 //! | quotas of tenant and model | `Charges` in `charges.rs` |
-//! | headers of the response | `AddedHeaders` in `headers.rs` |
+//! | headers of the response | `AddedHeaders` in `headers.rs`, the route receipt in `receipt.rs` |
 //! | log messages about responses that can't be read | [`ResponseWarnings`] in `warnings.rs` |
 //! | metrics, trace, decision log | `RequestReports` in `reports.rs` |
 
@@ -115,8 +115,8 @@ impl InFlight {
             health: WorkerHealth::new(&plan, &booked, api),
             scanner: Scanner::new(plan.ceiling, plan.choices),
             model: ModelName::new(&plan, api),
-            reports: RequestReports::begin(&plan, booked.endpoint(), request, now, &*picker.observer),
-            added_headers: AddedHeaders::new(plan.strategy.clone(), plan.profile, settings),
+            reports: RequestReports::begin(&plan, &booked, request, now, &*picker.observer),
+            added_headers: AddedHeaders::new(plan.strategy.clone(), plan.profile, receipt, settings),
             blocks: PinnedBlocks { outcome: plan.prefill_outcome, release: None },
             learning: ResponseLearning::new(api, plan.tail, plan.conversation.filter(|_| shared)),
             charges: Charges(plan.permits),

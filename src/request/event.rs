@@ -5,6 +5,7 @@
 //! [`RequestTrace`] for one request. `telemetry` implements all of them. An event costs one call through a reference
 //! and no allocation.
 
+use crate::settings::ExplainSettings;
 use attache_disagg::Failure;
 use attache_pool::health::Verdict;
 use attache_protocol::Usage;
@@ -119,17 +120,21 @@ pub trait Observer: fmt::Debug + Send + Sync {
     /// Adds a request that has ended to the decision log.
     fn log(&self, record: DecisionRecord);
 
-    /// Keeps the explanation of a decision, and at most `kept` of them.
-    fn explained(&self, kept: usize, explanation: KeptExplanation);
+    /// The start of a decision at `now` whose explanation is kept; `None` if it is not kept, because `settings` keep
+    /// none or explanations have taken the time that they allow.
+    fn begin_explanation(&self, settings: &ExplainSettings, now: Timestamp) -> Option<Timestamp>;
+
+    /// Keeps the explanation of the decision that `began` then.
+    fn explained(&self, settings: &ExplainSettings, began: Timestamp, explanation: KeptExplanation);
 }
 
 /// The explanation of a decision.
 #[derive(Clone, Debug)]
 pub struct KeptExplanation {
     /// The request's `x-request-id`.
-    pub request_id: String,
+    pub request_id: Arc<str>,
     /// The explanation, JSON.
-    pub json: String,
+    pub json: Box<str>,
 }
 
 /// Takes no notice of events: the observer of dry runs and simulations.
@@ -149,7 +154,11 @@ impl Observer for Unobserved {
 
     fn log(&self, _: DecisionRecord) {}
 
-    fn explained(&self, _: usize, _: KeptExplanation) {}
+    fn begin_explanation(&self, _: &ExplainSettings, _: Timestamp) -> Option<Timestamp> {
+        None
+    }
+
+    fn explained(&self, _: &ExplainSettings, _: Timestamp, _: KeptExplanation) {}
 }
 
 impl NameObserver for Unobserved {
@@ -467,6 +476,19 @@ impl DeadlineOutcome {
     }
 }
 
+/// The second best endpoint of a decision, with one of the margins.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RunnerUp {
+    /// `ip:port`.
+    pub endpoint: Arc<str>,
+    /// How much more it was predicted to cost than the chosen endpoint, milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin_ms: Option<f64>,
+    /// How much worse its score was than that of the chosen endpoint, in the unit of the strategy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub margin_score: Option<f64>,
+}
+
 /// One request from decision to end, without the text of prompts and responses.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct DecisionRecord {
@@ -495,6 +517,8 @@ pub struct DecisionRecord {
     pub prefill_ms: Option<f64>,
     /// Why the endpoint was chosen, or the reason of the rejection.
     pub reason: &'static str,
+    /// The second best endpoint, if scores decided and the request was not split.
+    pub runner_up: Option<RunnerUp>,
     /// Time in the queue of the pool, milliseconds; `None` if the request was not queued.
     pub queued_ms: Option<f64>,
     /// Estimated length of the prompt, tokens.
@@ -503,6 +527,9 @@ pub struct DecisionRecord {
     pub estimated_cached_tokens: u32,
     /// HTTP status of the response; 0 if there was none.
     pub status: u16,
+    /// Predicted `ttft_ms`, as of the decision. `None` for a request that was not parsed, and until the speed of the
+    /// pool is learned.
+    pub predicted_ttft_ms: Option<f64>,
     /// From the request headers to the first byte of a streamed response, milliseconds. `None` if the response is not
     /// streamed: its first byte comes with its last token.
     pub ttft_ms: Option<f64>,

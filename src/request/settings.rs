@@ -77,6 +77,8 @@ pub struct ExplainSettings {
     pub log_ratio: f64,
     /// On the admin page `/explain`: the explanations of this many decisions, the latest ones.
     pub kept: usize,
+    /// Decisions whose explanations are kept take at most this part of the time of one core, above 0 and at most 1.
+    pub time_ratio: f64,
 }
 
 /// How the ext-proc exchange behaves.

@@ -38,6 +38,17 @@ pub struct PartFigures {
     pub figures: Vec<(Arc<Endpoint>, f64)>,
 }
 
+/// The second best endpoint of a decision, and how much worse it is than the first pick.
+#[derive(Clone, Debug)]
+pub struct SecondBest {
+    /// The endpoint: the first fallback, if the decision has fallbacks.
+    pub endpoint: Arc<Endpoint>,
+    /// Difference between its score and that of the first pick; finite and not negative.
+    pub margin: f64,
+    /// Whether the scores are predicted costs in seconds.
+    pub in_seconds: bool,
+}
+
 /// Endpoints in the order of preference, built by a strategy.
 #[derive(Debug)]
 pub struct Ranking {
@@ -47,6 +58,7 @@ pub struct Ranking {
     lacking: Option<Signal>,
     emptied_by: Option<&'static str>,
     diverted: bool,
+    second: Option<SecondBest>,
     /// Figures of each part, if an explanation is wanted.
     parts: Option<Vec<PartFigures>>,
 }
@@ -62,6 +74,7 @@ impl Ranking {
             lacking: None,
             emptied_by: None,
             diverted: false,
+            second: None,
             parts: None,
         }
     }
@@ -127,6 +140,7 @@ impl Ranking {
         decision.picks.iter().for_each(|endpoint| self.push(endpoint));
         self.reason = decision.reason;
         self.lacking = self.lacking.or(decision.lacking);
+        self.second = decision.second;
         if let Some(parts) = &mut self.parts {
             parts.extend(decision.parts.into_iter().flatten());
         }
@@ -159,20 +173,39 @@ impl Ranking {
     /// Adds the endpoints with the lowest keys, lowest first, as many as the caller wants. One pass, without sorting
     /// the rest.
     pub fn push_lowest<'a, K: Ord>(&mut self, keyed: impl Iterator<Item = (K, &'a Arc<Endpoint>)>) {
-        let mut lowest: SmallVec<[(K, &Arc<Endpoint>); 8]> = SmallVec::new();
-        for (key, endpoint) in keyed {
-            if lowest.len() >= self.wanted {
-                if lowest.last().is_some_and(|(highest, _)| *highest <= key) {
-                    continue;
-                }
-                lowest.pop();
-            }
-            let at = lowest.partition_point(|(k, _)| *k <= key);
-            lowest.insert(at, (key, endpoint));
+        for (_, endpoint) in lowest(self.wanted, keyed) {
+            self.push(endpoint);
+        }
+    }
+
+    /// As [`Ranking::push_lowest`], with keys that contain scores. `margin` returns the difference between the scores
+    /// in the lowest key and in the second lowest; `None` if one of them has none.
+    pub fn push_lowest_scores<'a, K: Ord>(
+        &mut self,
+        keyed: impl Iterator<Item = (K, &'a Arc<Endpoint>)>,
+        margin: impl FnOnce(&K, &K) -> Option<f64>,
+    ) {
+        let lowest = lowest(self.wanted.max(2), keyed);
+        // Picks that a draw has made before have no order by score.
+        if let ([(first, _), (second, endpoint), ..], true) = (lowest.as_slice(), self.picks.is_empty()) {
+            self.precedes(endpoint, margin(first, second));
         }
         for (_, endpoint) in lowest {
             self.push(endpoint);
         }
+    }
+
+    /// Records that `endpoint` is the second best, if its score is worse than that of the first pick by the number
+    /// `margin`.
+    pub fn precedes(&mut self, endpoint: &Arc<Endpoint>, margin: Option<f64>) {
+        let second =
+            |margin: f64| SecondBest { endpoint: endpoint.clone(), margin: margin.max(0.0), in_seconds: false };
+        self.second = margin.filter(|margin| margin.is_finite()).map(second);
+    }
+
+    /// Records that scores are predicted costs in seconds.
+    pub fn scores_are_seconds(&mut self) {
+        self.second.iter_mut().for_each(|second| second.in_seconds = true);
     }
 
     /// Sets the reason why the first endpoint was picked, in a few words for people.
@@ -190,6 +223,7 @@ impl Ranking {
             diverted: self.diverted,
             parts: self.parts,
             trail: None,
+            second: self.second,
             runner_up: None,
             split: None,
             compared: None,
@@ -200,6 +234,25 @@ impl Ranking {
             ejection_ignored: false,
         })
     }
+}
+
+/// The `count` items with the lowest keys, lowest first.
+fn lowest<'a, K: Ord>(
+    count: usize,
+    keyed: impl Iterator<Item = (K, &'a Arc<Endpoint>)>,
+) -> SmallVec<[(K, &'a Arc<Endpoint>); 8]> {
+    let mut lowest: SmallVec<[(K, &Arc<Endpoint>); 8]> = SmallVec::new();
+    for (key, endpoint) in keyed {
+        if lowest.len() >= count {
+            if lowest.last().is_some_and(|(highest, _)| *highest <= key) {
+                continue;
+            }
+            lowest.pop();
+        }
+        let at = lowest.partition_point(|(k, _)| *k <= key);
+        lowest.insert(at, (key, endpoint));
+    }
+    lowest
 }
 
 impl Decision {
@@ -254,6 +307,8 @@ pub struct Decision {
     pub diverted: bool,
     /// The explanation, if it was wanted.
     pub parts: Option<Vec<PartFigures>>,
+    /// The second best endpoint, if scores decided; `None` for a split request.
+    pub second: Option<SecondBest>,
     /// The best endpoint that is not among `picks`, in an explanation with [`Explain::Full`](super::scheduler::Explain).
     pub runner_up: Option<Arc<Endpoint>>,
     /// Digest that [`Strategy::moved`](super::Strategy::moved) needs; boxed, since most strategies have none.

@@ -1,7 +1,7 @@
 //! Ranks endpoints by scores of which only some are computed: those of endpoints whose lower bound, the floor, is low
 //! enough for a place in the ranking. Called by strategies whose scores take long among many endpoints; pure.
 
-use crate::plugin::ordered;
+use crate::plugin::{ordered, score_of};
 use crate::{Candidate, Ranking, Signal};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -21,9 +21,11 @@ pub fn rank_by_floors<'c, 'a: 'c>(
     ranking: &mut Ranking,
 ) {
     let mut floors: SmallVec<[f64; 16]> = candidates.iter().map(floor).collect();
-    let mut lowest = LowestScores::new(ranking.wanted());
+    // The second best endpoint is wanted in any case.
+    let wanted = ranking.wanted().max(2);
+    let mut lowest = LowestScores::new(wanted);
     // Those with the lowest floors first: their scores exclude most of the others.
-    for at in lowest_positions(&floors, ranking.wanted()) {
+    for at in lowest_positions(&floors, wanted) {
         if let (Some(candidate), Some(slot)) = (candidates.get(at), floors.get_mut(at)) {
             *slot = EXCLUDED;
             lowest.take(at, score(candidate));
@@ -40,14 +42,17 @@ pub fn rank_by_floors<'c, 'a: 'c>(
         ranking.lacks(Signal::Metrics);
     }
     let mut known = lowest.known.iter().peekable();
-    ranking.push_lowest(candidates.iter().enumerate().filter_map(|(at, candidate)| {
+    let keyed = candidates.iter().enumerate().filter_map(|(at, candidate)| {
         // Drawn for each candidate, as without floors.
         let random = rng.random::<u32>();
         let (_, score) = known.next_if(|(known, _)| *known == at)?;
         let is_unscored = score.is_nan();
         let key = if is_unscored { (true, 0, candidate.requests) } else { (false, ordered(*score), 0) };
         Some(((key, random), &candidate.state.endpoint))
-    }));
+    });
+    ranking.push_lowest_scores(keyed, |((_, first, _), _), ((is_unscored, second, _), _)| {
+        (!is_unscored).then(|| score_of(*second) - score_of(*first))
+    });
 }
 
 /// The floor of a candidate whose score is known: no bound is as high.

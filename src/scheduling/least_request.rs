@@ -39,7 +39,9 @@ fn rank_by(
     ranking.because("fewest requests");
     // The random low half breaks ties.
     let mut key = |c: &Candidate<'_>| (u64::from(requests(c)) << 32) | u64::from(rng.random::<u32>());
-    ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+    let keyed = candidates.iter().map(|c| (key(c), &c.state.endpoint));
+    let count = |key: u64| (key >> 32) as f64;
+    ranking.push_lowest_scores(keyed, |first, second| Some(count(*second) - count(*first)));
 }
 
 fn score_by(requests: impl Fn(&Candidate<'_>) -> u32, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {

@@ -38,7 +38,7 @@ pub use attache_types::params;
 pub use booking::{AssumedBooking, Booking, Dispatch, Order};
 pub use candidates::Candidate;
 pub use choice::{Choice, Choices, Chosen};
-pub use decision::{Decision, Ranking, Signal};
+pub use decision::{Decision, Ranking, SecondBest, Signal};
 pub use objective::Objective;
 pub use plugin::{PickContext, Reads, RequestFacts, Strategy};
 pub use policy::{ModelPolicies, ModelPolicy};

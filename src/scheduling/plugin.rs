@@ -381,20 +381,28 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
         Some(Better::Higher) => "highest score",
         _ => "lowest score",
     });
-    ranking.push_lowest(candidates.iter().zip(&scores).map(|(candidate, score)| {
+    let keyed = candidates.iter().zip(&scores).map(|(candidate, score)| {
         // NaN sorts last, in either direction of the score.
         let is_unscored = score.is_nan();
         let score = if is_unscored { 0 } else { ordered(score * sign) };
         // Requests decide only among endpoints without a score.
         let requests = if is_unscored && !at_random { candidate.requests } else { 0 };
         ((is_unscored, score, requests, rng.random::<u32>()), &candidate.state.endpoint)
-    }));
+    });
+    ranking.push_lowest_scores(keyed, |(_, first, ..), (is_unscored, second, ..)| {
+        (!is_unscored).then(|| score_of(*second) - score_of(*first))
+    });
 }
 
 /// An integer that compares as `score` does; the two zeros are equal.
 pub(crate) fn ordered(score: f64) -> i64 {
     let bits = (score + 0.0).to_bits().cast_signed();
     bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
+}
+
+/// The score that [`ordered`] has made an integer.
+pub(crate) fn score_of(ordered: i64) -> f64 {
+    f64::from_bits((ordered ^ ((ordered >> 63).cast_unsigned() >> 1).cast_signed()).cast_unsigned())
 }
 
 /// A filter of a `pipeline`.

@@ -431,6 +431,7 @@ impl Scheduler {
             let first = decode.first().map(|first| first.id);
             decode.retain(|d| Some(d.id) == first || prefill.iter().all(|p| policy.pairs(p, d)));
             decision.picks = decode;
+            decision.second = None;
             decision.split = Some(Box::new(Split { prefill, prefill_cached: held, probe, reason }));
         }
         decision
@@ -446,7 +447,8 @@ impl Scheduler {
         let first = decision.picks.first().map(|first| first.id);
         let must_split = policy.required && decision.unpaired == Some(Unpaired::Wanted);
         decision.picks.retain(|endpoint| !must_split && policy.serves_whole(endpoint));
-        if !decision.picks.is_empty() {
+        if let Some(kept) = decision.picks.first() {
+            decision.second.take_if(|_| Some(kept.id) != first);
             return true;
         }
         // Another candidate may have a prefill server for this request, or need none.

@@ -210,7 +210,8 @@ impl Strategy for Weighted {
         // 1e9 steps and 32 random bits fit into 64 bits.
         let mut drawn = |key: u64| (key << 32) | u64::from(rng.random::<u32>());
         let keyed = candidates.iter().zip(&totals).map(|pair| (drawn(key(pair)), &pair.0.state.endpoint));
-        ranking.push_lowest(keyed);
+        let distance = |key: u64| (key >> 32) as f64 * TIE;
+        ranking.push_lowest_scores(keyed, |first, second| known.then(|| distance(*second) - distance(*first)));
     }
 
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {

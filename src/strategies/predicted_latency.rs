@@ -172,6 +172,7 @@ impl Strategy for PredictedLatency {
             None => rank_by_scores(self, cx, candidates, rng, ranking),
         }
         ranking.because("least predicted cost");
+        ranking.scores_are_seconds();
         if ranking.is_explained() {
             let about = |c| {
                 let (load, predicted) = cost::forecast(cx, c);

@@ -4,7 +4,8 @@ mod decisions;
 mod pairs;
 mod sums;
 
-use attache_pool::PoolSnapshot;
+use attache_pool::{Endpoint, PoolSnapshot};
+use attache_scheduling::plugin::Better;
 use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_scheduling::{Candidate, Ranking, Registry, Strategy};
 use attache_types::rng::for_request;
@@ -77,6 +78,40 @@ proptest! {
         best.sort_unstable();
         best.truncate(wanted);
         prop_assert_eq!(got, best);
+    }
+
+    /// The second best endpoint follows the first pick in the order of scores, whether fallbacks are wanted or not.
+    #[test]
+    fn second_best_endpoint_and_its_margin_follow_from_the_scores(
+        loads in pools(), wanted in 1usize..4, seed in any::<u64>(),
+    ) {
+        let snapshot = snapshot(&loads);
+        let candidates = candidates(&snapshot);
+        let cx = context(&snapshot);
+        for (name, in_seconds) in [("least-request", false), ("least-kv-cache", false), ("predicted-latency", true)] {
+            let strategy = build(name);
+            let mut ranking = Ranking::new(wanted);
+            strategy.rank(&cx, &candidates, &mut for_request(seed, 0), &mut ranking);
+            let decision = ranking.decide().unwrap();
+            let mut scores = vec![f64::NAN; candidates.len()];
+            let better = strategy.scores(&cx, &candidates, &mut scores).unwrap();
+            let mut sorted = scores.clone();
+            sorted.sort_by(|a, b| if better == Better::Higher { b.total_cmp(a) } else { a.total_cmp(b) });
+            let Some(second) = &decision.second else {
+                prop_assert!(candidates.len() == 1 || scores.iter().any(|s| s.is_nan()), "{name}: {scores:?}");
+                continue;
+            };
+            let score = |of: &Endpoint| candidates.iter().zip(&scores).find(|(c, _)| c.id == of.id).unwrap().1;
+            prop_assert_eq!([*score(&decision.picks[0]), *score(&second.endpoint)], [sorted[0], sorted[1]], "{}", name);
+            prop_assert_eq!(second.margin, (sorted[1] - sorted[0]).abs(), "{}", name);
+            prop_assert!(decision.picks.get(1).is_none_or(|next| next.id == second.endpoint.id), "{name}");
+            prop_assert_eq!(second.in_seconds, in_seconds, "{}", name);
+        }
+        for name in ["random", "round-robin", "power-of-two"] {
+            let mut ranking = Ranking::new(wanted);
+            build(name).rank(&cx, &candidates, &mut for_request(seed, 0), &mut ranking);
+            prop_assert!(ranking.decide().unwrap().second.is_none(), "{name}");
+        }
     }
 
     /// Only the ids of candidates matter, not their order. Exact for strategies that are deterministic or random only

@@ -1,7 +1,9 @@
 //! The most recent decisions, for operators who ask where a request went and why.
 
+use super::explanations::{Explanations, TimeBudget};
 use attache_request::event::{DecisionRecord, KeptExplanation, REJECTED};
-use attache_types::clock::Timestamp;
+use attache_request::settings::ExplainSettings;
+use attache_types::clock::{Clock, Timestamp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
@@ -12,6 +14,9 @@ pub struct Decisions {
     capacity: usize,
     rings: Mutex<Rings>,
     explanations: Mutex<Explanations>,
+    budget: TimeBudget,
+    /// Measures the time of explanations.
+    clock: Clock,
 }
 
 #[derive(Debug, Default)]
@@ -22,39 +27,25 @@ struct Rings {
     rejected: VecDeque<DecisionRecord>,
 }
 
-/// 64 MiB: most memory of kept explanations, whatever their number. Those of 1,000 endpoints take some 200 KB each.
-const MAX_EXPLANATION_BYTES: usize = 64 << 20;
-
-/// Explanations, oldest first.
-#[derive(Debug, Default)]
-struct Explanations {
-    kept: VecDeque<KeptExplanation>,
-    bytes: usize,
-}
-
-impl Explanations {
-    /// Drops the oldest until `kept` are left, and their memory is within the limit.
-    fn limit(&mut self, kept: usize) {
-        while self.kept.len() > kept || self.bytes > MAX_EXPLANATION_BYTES {
-            let Some(oldest) = self.kept.pop_front() else { return };
-            self.bytes -= oldest.json.len();
-        }
-    }
-}
-
 impl Decisions {
     /// Creates buffers for `capacity` routed and as many rejected requests; 0 records nothing.
     #[must_use]
-    pub fn new(capacity: usize) -> Self {
-        Self { capacity, rings: Mutex::default(), explanations: Mutex::default() }
+    pub fn new(capacity: usize, clock: Clock) -> Self {
+        let (explanations, budget) = (Mutex::default(), TimeBudget::default());
+        Self { capacity, rings: Mutex::default(), explanations, budget, clock }
     }
 
-    /// Keeps an explanation, and at most `kept` of them.
-    pub fn keep(&self, kept: usize, explanation: KeptExplanation) {
-        let mut explanations = self.explanations.lock();
-        explanations.bytes += explanation.json.len();
-        explanations.kept.push_back(explanation);
-        explanations.limit(kept);
+    /// The start of an explained decision at `now`; `None` if explanations have taken the time that the settings allow.
+    #[must_use]
+    pub fn begin_explanation(&self, settings: &ExplainSettings, now: Timestamp) -> Option<Timestamp> {
+        (settings.kept > 0 && self.budget.admits(now)).then(|| self.clock.now())
+    }
+
+    /// Keeps the explanation of a decision that `began` then, and at most as many as `settings` allow.
+    pub fn keep(&self, settings: &ExplainSettings, began: Timestamp, explanation: KeptExplanation) {
+        self.explanations.lock().keep(settings.kept, explanation);
+        let now = self.clock.now();
+        self.budget.spend(now.since(began), settings.time_ratio, now);
     }
 
     /// The latest explanation of the request with this `x-request-id`, JSON, if it is among the `kept` latest ones.
@@ -62,7 +53,7 @@ impl Decisions {
     pub fn explanation(&self, kept: usize, request_id: &str) -> Option<String> {
         let mut explanations = self.explanations.lock();
         explanations.limit(kept);
-        explanations.kept.iter().rev().find(|kept| kept.request_id == request_id).map(|kept| kept.json.clone())
+        explanations.get(request_id).map(str::to_owned)
     }
 
     /// Whether decisions are recorded.
@@ -105,20 +96,26 @@ impl Decisions {
         records
     }
 
-    /// The latest `limit` records as a JSON list, newest first, each with its age.
+    /// The latest `limit` records as a JSON list, newest first, each with its age and whether it is among the `kept`
+    /// latest explanations.
     #[must_use]
-    pub fn to_json(&self, now: Timestamp, limit: usize) -> serde_json::Value {
+    pub fn to_json(&self, kept: usize, now: Timestamp, limit: usize) -> serde_json::Value {
         #[derive(serde::Serialize)]
-        struct Aged {
+        struct Shown {
             age_ms: u64,
+            explained: bool,
             #[serde(flatten)]
             record: DecisionRecord,
         }
-        let aged = |record: DecisionRecord| {
+        let records = self.latest(limit);
+        let mut explanations = self.explanations.lock();
+        explanations.limit(kept);
+        let shown = |record: DecisionRecord| {
             let age_ms = u64::try_from(now.since(record.ended).as_millis()).unwrap_or(u64::MAX);
-            Aged { age_ms, record }
+            Shown { age_ms, explained: explanations.get(&record.request_id).is_some(), record }
         };
-        let newest_first: Vec<_> = self.latest(limit).into_iter().rev().map(aged).collect();
+        let newest_first: Vec<_> = records.into_iter().rev().map(shown).collect();
+        drop(explanations);
         serde_json::to_value(newest_first).unwrap_or_default()
     }
 }
@@ -128,8 +125,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn record_says_whether_its_explanation_is_kept() {
+        let decisions = Decisions::new(4, Clock::start());
+        let settings = ExplainSettings { kept: 2, time_ratio: 1.0, ..ExplainSettings::default() };
+        for id in ["a", "b", "c"] {
+            let began = decisions.begin_explanation(&settings, decisions.clock.now()).unwrap();
+            decisions.keep(&settings, began, KeptExplanation { request_id: id.into(), json: "{}".into() });
+            decisions.push(DecisionRecord { request_id: id.to_owned(), ..DecisionRecord::default() });
+        }
+        let explained = |kept| {
+            let shown = decisions.to_json(kept, decisions.clock.now(), 4);
+            let of = |record: &serde_json::Value| record["explained"].as_bool().unwrap();
+            shown.as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(explained(2), [true, true, false], "newest first");
+        assert_eq!(explained(1), [true, false, false], "a reload has lowered the number");
+        assert_eq!(decisions.begin_explanation(&ExplainSettings::default(), decisions.clock.now()), None);
+    }
+
+    #[test]
     fn rejections_do_not_displace_routed_requests() {
-        let decisions = Decisions::new(2);
+        let decisions = Decisions::new(2, Clock::start());
         let ended = |end| DecisionRecord { end, ..DecisionRecord::default() };
         decisions.push(ended("complete"));
         (0..5).for_each(|_| decisions.push(ended(REJECTED)));

@@ -12,6 +12,7 @@
 pub mod by_name;
 pub mod deadlines;
 pub mod decisions;
+mod explanations;
 pub mod latency;
 pub mod listeners;
 pub mod logs;

@@ -12,6 +12,7 @@ use attache_request::event::{
     DecisionRecord, Event, KeptExplanation, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver,
     RequestEvent, RequestTrace,
 };
+use attache_request::settings::ExplainSettings;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
@@ -54,8 +55,12 @@ impl Observer for Telemetry {
         self.decisions.push(record);
     }
 
-    fn explained(&self, kept: usize, explanation: KeptExplanation) {
-        self.decisions.keep(kept, explanation);
+    fn begin_explanation(&self, settings: &ExplainSettings, now: Timestamp) -> Option<Timestamp> {
+        self.decisions.begin_explanation(settings, now)
+    }
+
+    fn explained(&self, settings: &ExplainSettings, began: Timestamp, explanation: KeptExplanation) {
+        self.decisions.keep(settings, began, explanation);
     }
 }
 

@@ -418,13 +418,17 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
     if let Some(at) = explain.log_ratio.as_ref().filter(|at| !(0.0..=1.0).contains(&at.value)) {
         sink.out_of_range(at.span, "exchange.explain.logRatio", at.value, "0 to 1");
     }
+    if let Some(at) = explain.time_ratio.as_ref().filter(|at| !(at.value > 0.0 && at.value <= 1.0)) {
+        sink.out_of_range(at.span, "exchange.explain.timeRatio", at.value, "above 0 and at most 1");
+    }
     if let Some(at) = explain.kept.as_ref().filter(|at| at.value > MAX_EXPLANATIONS_KEPT) {
         sink.out_of_range(at.span, "exchange.explain.kept", at.value, &format!("0 to {MAX_EXPLANATIONS_KEPT}"));
     }
     let explain = ExplainSettings {
         metadata: pick_or(flags.explain_metadata.as_ref(), explain.metadata, false),
         log_ratio: given(explain.log_ratio, 0.0),
-        kept: given(explain.kept, 0),
+        kept: given(explain.kept, DEFAULT_EXPLANATIONS_KEPT),
+        time_ratio: given(explain.time_ratio, DEFAULT_EXPLAIN_TIME_RATIO),
     };
     ExchangeSettings {
         tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),

@@ -207,7 +207,7 @@ impl Setup {
             prefix: Some(Arc::new(prefix)),
             queue: queues,
         };
-        let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(16)) });
+        let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(16, clock)) });
         let book = Arc::new(Book::new(100));
         let accounts = Store::Memory(book.clone());
         let quotas = self

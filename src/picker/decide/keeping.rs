@@ -12,6 +12,7 @@ use crate::warming::Warming;
 use attache_pool::{EndpointState, PoolSnapshot};
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{Decision, PickContext, Strategy};
+use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 
@@ -37,21 +38,27 @@ pub fn explain_known(
 }
 
 impl Deciding<'_> {
-    /// Whether the explanation of the decision is kept: explanations are kept, and the request has an id.
-    pub(super) fn keeps_explanation(&self) -> bool {
-        self.scope.config.settings.explain.kept > 0 && !self.q.head.request_id().is_empty()
+    /// The start of a decision whose explanation is kept; `None` if it is not kept: explanations have taken the time
+    /// that the settings allow, or the request has no id.
+    pub(super) fn begin_explanation(&self) -> Option<Timestamp> {
+        let settings = &self.scope.config.settings.explain;
+        let began = self.scope.observer.begin_explanation(settings, self.q.now)?;
+        Some(began).filter(|_| !self.q.head.request_id().is_empty())
     }
 
-    /// The explanation to keep, as of before the booking, without the choice; `None` if none is kept.
+    /// The explanation to keep, as of before the booking, without the choice. `began`: the start of the decision, if its
+    /// explanation is kept.
     pub(super) fn explanation(
         &self,
+        began: Option<Timestamp>,
         snapshot: &PoolSnapshot,
         proposal: Option<&Proposal<'_>>,
-    ) -> Option<DecisionExplanation> {
-        self.keeps_explanation().then(|| {
+    ) -> Option<(Timestamp, DecisionExplanation)> {
+        began.map(|began| {
             let lookup = proposal.and_then(|proposal| proposal.lookup.as_ref());
             let splittable = proposal.is_some_and(|proposal| proposal.splittable);
-            self.describe(snapshot, lookup, splittable, proposal.map(|proposal| &proposal.scheduled.decision))
+            let decision = proposal.map(|proposal| &proposal.scheduled.decision);
+            (began, self.describe(snapshot, lookup, splittable, decision))
         })
     }
 
@@ -124,13 +131,18 @@ impl Deciding<'_> {
     }
 
     /// Keeps an explanation, with the choice or the rejection. Called without the lock of the recording.
-    pub(super) fn keep(&self, explanation: Option<DecisionExplanation>, chosen: Result<&Decision, &RequestError>) {
-        let Some(explanation) = explanation else { return };
+    pub(super) fn keep(
+        &self,
+        explanation: Option<(Timestamp, DecisionExplanation)>,
+        chosen: Result<&Decision, &RequestError>,
+    ) {
+        let Some((began, explanation)) = explanation else { return };
         let Scope { observer, config, .. } = self.scope;
         let choice = chosen.map_or_else(StrategyChoice::rejected, StrategyChoice::of);
-        let request_id = explanation.request_id.clone();
+        let request_id = explanation.request_id.as_str().into();
         if let Ok(json) = serde_json::to_string(&DecisionExplanation { choice, ..explanation }) {
-            observer.explained(config.settings.explain.kept, KeptExplanation { request_id, json });
+            let explanation = KeptExplanation { request_id, json: json.into() };
+            observer.explained(&config.settings.explain, began, explanation);
         }
     }
 }

@@ -124,7 +124,8 @@ impl Deciding<'_> {
         notes: Option<&RequestReads<'_>>,
         rng: &mut PickRng,
     ) -> Result<Placed, RequestError> {
-        let (log, explain) = self.explains(rng);
+        let began = self.begin_explanation();
+        let (log, explain) = self.explains(began.is_some(), rng);
         // The recording is locked from here to the booking, so that both are one step of it.
         let mut draft = DecisionDraft::begin(self.scope.picker, rng);
         let snapshot = self.pool().store.load();
@@ -132,7 +133,7 @@ impl Deciding<'_> {
             Ok(proposal) => proposal,
             Err(Unproposed::Warm(warming)) => return Ok(Placed::Warm(warming, admission.admitted)),
             Err(Unproposed::Refused(error)) => {
-                let explanation = self.explanation(&snapshot, None);
+                let explanation = self.explanation(began, &snapshot, None);
                 if let Some(draft) = draft {
                     draft.refused(notes, &error);
                 }
@@ -144,7 +145,7 @@ impl Deciding<'_> {
                 return Err(error);
             }
         };
-        let explanation = self.explanation(&snapshot, Some(&proposal));
+        let explanation = self.explanation(began, &snapshot, Some(&proposal));
         let Proposal { scheduled, lookup, conversation, splittable, prompt_tokens } = proposal;
         self.report(&scheduled.decision, prompt_tokens, log);
         if scheduled.decision.unpaired.is_some() {
@@ -245,7 +246,7 @@ impl Deciding<'_> {
         snapshot: &PoolSnapshot,
         rng: &mut PickRng,
     ) -> Result<Proposal<'p>, Unproposed> {
-        let _ = self.explains(rng);
+        let _ = self.explains(false, rng);
         let mut recorded = self.scope.picker.recorder.as_ref().map(|_| PickRng::seed_from_u64(rng.random()));
         self.propose(prepared, snapshot, Explain::Full, None, recorded.as_mut().unwrap_or(rng))
     }
@@ -264,12 +265,12 @@ impl Deciding<'_> {
         }
     }
 
-    /// Whether the decision is logged, and whether scores are kept.
-    fn explains(&self, rng: &mut PickRng) -> (bool, Explain) {
+    /// Whether the decision is logged, and how far it is explained. `is_kept`: its explanation is kept.
+    fn explains(&self, is_kept: bool, rng: &mut PickRng) -> (bool, Explain) {
         let settings = self.scope.config.settings.explain;
         let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
         let explain = match () {
-            () if self.keeps_explanation() => Explain::Full,
+            () if is_kept => Explain::Full,
             () if log || settings.metadata => Explain::Yes,
             () => Explain::No,
         };

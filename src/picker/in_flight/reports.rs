@@ -4,13 +4,15 @@
 use super::OpenedRequest;
 use crate::PoolRuntime;
 use crate::decide::Plan;
-use crate::event::{DecisionRecord, End, NameEvent, NameObserver, Observer, RequestEvent, RequestTrace};
+use crate::event::{DecisionRecord, End, NameEvent, NameObserver, Observer, RequestEvent, RequestTrace, RunnerUp};
 use crate::split::PrefillOutcome;
 use crate::tenant::Tenant;
 use attache_disagg::Failure;
 use attache_pool::Endpoint;
 use attache_protocol::Usage;
 use attache_quota::Subject;
+use attache_record::Booked;
+use attache_scheduling::SecondBest;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
@@ -33,14 +35,15 @@ pub(super) struct RequestReports {
 }
 
 impl RequestReports {
-    /// Counts the request of `plan`, which goes to `picked`, for its model and its tenant.
+    /// Counts the request of `plan`, which is `booked`, for its model and its tenant.
     pub(super) fn begin(
         plan: &Plan,
-        picked: &Endpoint,
+        booked: &Booked,
         request: OpenedRequest<'_>,
         now: Timestamp,
         observer: &dyn Observer,
     ) -> Self {
+        let picked = booked.endpoint();
         let OpenedRequest { api, opened, request_id, tenant, span, .. } = request;
         let record = DecisionRecord {
             request_id,
@@ -49,6 +52,8 @@ impl RequestReports {
             model: plan.target.clone(),
             endpoint: picked.authority.clone(),
             reason: plan.decision.reason,
+            runner_up: plan.decision.second.as_ref().map(runner_up),
+            predicted_ttft_ms: predicted_first_token(booked, now.since(opened)),
             queued_ms: plan.queued.map(milliseconds),
             estimated_prompt_tokens: plan.prompt_tokens,
             estimated_cached_tokens: plan.matched_tokens,
@@ -147,6 +152,23 @@ impl RequestReports {
             });
         }
     }
+}
+
+/// The second best endpoint, in the unit of its score.
+fn runner_up(second: &SecondBest) -> RunnerUp {
+    let SecondBest { endpoint, margin, in_seconds } = second;
+    RunnerUp {
+        endpoint: endpoint.authority.clone(),
+        margin_ms: in_seconds.then(|| (margin * 1e6).round() / 1e3),
+        margin_score: (!in_seconds).then_some(*margin),
+    }
+}
+
+/// Predicted milliseconds from the request headers to the first token of a request that is booked `after` them. `None`
+/// if the pool's speed is not learned, or the request's work is unknown.
+fn predicted_first_token(booked: &Booked, after: Duration) -> Option<f64> {
+    let expected = Duration::try_from_secs_f64(booked.expected()).ok().filter(|expected| !expected.is_zero())?;
+    booked.endpoint().speed.is_learned().then(|| milliseconds(after + expected))
 }
 
 /// Milliseconds, with microsecond precision.

@@ -94,7 +94,7 @@ fn response_that_is_not_streamed_has_no_time_to_first_token() {
     assert!(in_flight.has_begun() && events(&fixture).is_empty());
     in_flight.end(End::Complete, NOW, &fixture.picker);
     let record = fixture.events.take().pop().unwrap();
-    assert!(record.contains("status: 200, ttft_ms: None, duration_ms: "), "{record}");
+    assert!(record.contains("status: 200, predicted_ttft_ms: None, ttft_ms: None, duration_ms: "), "{record}");
 }
 
 #[test]

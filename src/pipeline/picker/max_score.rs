@@ -35,13 +35,17 @@ impl Picker for MaxScore {
     fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("greatest score");
         if self.most.min(ranking.wanted()) == 1 {
-            if let Some(candidate) = greatest(sums, rng).and_then(|i| candidates.get(i)) {
-                ranking.push(&candidate.state.endpoint);
+            if let Some((first, second)) = greatest(sums, rng) {
+                candidates.get(first).into_iter().for_each(|first| ranking.push(&first.state.endpoint));
+                let second = second.and_then(|(at, margin)| Some((candidates.get(at)?, margin)));
+                second.into_iter().for_each(|(c, margin)| ranking.precedes(&c.state.endpoint, Some(f64::from(margin))));
             }
             return;
         }
         // The random low half breaks ties.
         let key = |sum: &f32| (u64::from(ordered(*sum)) << 32) | u64::from(rng.random::<u32>());
-        push_greatest(sums.iter().map(key), candidates, self.most, ranking);
+        let sum = |key: u64| f64::from(f32::from_bits((key >> 32) as u32));
+        let margin = |first: &u64, second: &u64| Some(sum(*first) - sum(*second));
+        push_greatest(sums.iter().map(key), candidates, self.most, ranking, margin);
     }
 }

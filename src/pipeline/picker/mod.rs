@@ -31,29 +31,38 @@ impl Params {
     }
 }
 
-/// Position of the greatest sum; ties at random.
-fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<usize> {
-    let (mut best, mut ties) = (None::<(usize, f32)>, 0u32);
+/// Position of the greatest sum, ties at random; and the position of the second greatest, with its distance.
+fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<(usize, Option<(usize, f32)>)> {
+    let (mut best, mut second, mut ties) = (None::<(usize, f32)>, None::<(usize, f32)>, 0u32);
     for (i, sum) in sums.iter().enumerate() {
         match best {
-            Some((_, greatest)) if *sum < greatest => continue,
+            Some((_, greatest)) if *sum < greatest => {
+                if second.is_none_or(|(_, known)| *sum > known) {
+                    second = Some((i, *sum));
+                }
+                continue;
+            }
             Some((_, greatest)) if *sum == greatest => ties += 1,
             _ => ties = 0,
         }
         // Reservoir sampling: the n-th of equal sums replaces the pick with probability 1/n.
         if ties == 0 || rng.random_range(0..=ties) == 0 {
-            best = Some((i, *sum));
+            second = best.replace((i, *sum));
+        } else {
+            second = Some((i, *sum));
         }
     }
-    best.map(|(i, _)| i)
+    best.map(|(i, greatest)| (i, second.map(|(at, sum)| (at, greatest - sum))))
 }
 
-/// Fills `ranking` with the candidates of the greatest keys, at most `most`.
+/// Fills `ranking` with the candidates of the greatest keys, at most `most`. `margin` is the difference between the
+/// scores in the greatest key and in the second greatest, if keys have scores.
 fn push_greatest<K: Ord>(
     keys: impl Iterator<Item = K>,
     candidates: &[Candidate<'_>],
     most: usize,
     ranking: &mut Ranking,
+    margin: impl FnOnce(&K, &K) -> Option<f64>,
 ) {
     let wanted = most.min(ranking.wanted());
     let push = |i: usize, ranking: &mut Ranking| {
@@ -69,6 +78,11 @@ fn push_greatest<K: Ord>(
     }
     let mut order: SmallVec<[(K, usize); 16]> = keys.zip(0..).collect();
     order.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+    if let [(first, _), (second, at), ..] = order.as_slice()
+        && let Some(candidate) = candidates.get(*at)
+    {
+        ranking.precedes(&candidate.state.endpoint, margin(first, second));
+    }
     order.iter().take(wanted).for_each(|(_, i)| push(*i, ranking));
 }
 

@@ -27,6 +27,6 @@ struct Random {
 impl Picker for Random {
     fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("drawn at random");
-        push_greatest(sums.iter().map(|_| rng.random::<u64>()), candidates, self.most, ranking);
+        push_greatest(sums.iter().map(|_| rng.random::<u64>()), candidates, self.most, ranking, |_, _| None);
     }
 }

@@ -1,7 +1,8 @@
 use crate::tests::registry;
+use attache_pool::Endpoint;
 use attache_scheduling::plugin::{Picker, Plugin};
 use attache_scheduling::testing::{NOW, STALE_AFTER, snapshot};
-use attache_scheduling::{Candidate, Ranking};
+use attache_scheduling::{Candidate, Ranking, SecondBest};
 use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -45,6 +46,28 @@ fn greatest_sum_wins_and_ties_are_random() {
     assert_eq!(picks(&*max, &[1e-30, 0.0, f32::MAX], 3, 0), [2, 0, 1]);
     let got = shares("max-score-picker", &[2.0, 1.0, 2.0, 2.0]);
     assert!(near(&got, &[1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0]), "{got:?}");
+}
+
+#[test]
+fn second_greatest_sum_and_its_distance_are_recorded() {
+    for (sums, margin) in [(&[0.25, 3.5, 0.0, 2.0][..], 1.5), (&[2.0, 1.0, 2.0], 0.0), (&[1.0, 3.0], 2.0)] {
+        for (wanted, seed) in (1..4).flat_map(|wanted| [(wanted, 1), (wanted, 2), (wanted, 3)]) {
+            let snapshot = snapshot(&(0..).zip(sums).map(|(id, _)| (id, 0)).collect::<Vec<_>>());
+            let candidates: Vec<_> =
+                snapshot.endpoints.iter().map(|state| Candidate::new(state, NOW, STALE_AFTER, 0)).collect();
+            for (name, decides) in [("max-score-picker", true), ("random-picker", false)] {
+                let mut ranking = Ranking::new(wanted);
+                picker(name, &Value::Null).pick(sums, &candidates, &mut for_request(seed, 0), &mut ranking);
+                let decision = ranking.decide().unwrap();
+                let second = decision.second.as_ref();
+                assert_eq!(second.map(|second| second.margin), decides.then_some(margin), "{name} {sums:?} {wanted}");
+                let of = |endpoint: &Endpoint| sums[endpoint.id.0 as usize];
+                let is_second = |next: &SecondBest| of(&decision.picks[0]) - of(&next.endpoint) == margin as f32;
+                assert!(second.is_none_or(is_second), "{sums:?} {wanted}");
+            }
+        }
+    }
+    assert_eq!(picks(&*picker("max-score-picker", &Value::Null), &[1.0], 1, 0), [0], "no second one");
 }
 
 #[test]

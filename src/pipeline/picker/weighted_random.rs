@@ -57,6 +57,6 @@ impl Picker for WeightedRandom {
             // Candidates with a sum of 0 come last, in random order.
             if *sum > 0.0 { (1, DrawKey(u.ln() / f64::from(*sum))) } else { (0, DrawKey(u)) }
         };
-        push_greatest(sums.iter().map(key), candidates, self.most, ranking);
+        push_greatest(sums.iter().map(key), candidates, self.most, ranking, |_, _| None);
     }
 }

@@ -14,6 +14,8 @@ struct Expectation {
     first: [f64; FIRST],
     decoding: f64,
     kilotokens: f64,
+    /// Predicted seconds to the first token.
+    first_token: f64,
 }
 
 /// A request in flight to an endpoint, from the decision to its end.
@@ -72,11 +74,9 @@ impl Reservation {
         let model = speed.pool.model(now);
         let (c, _) = model.scaled(speed.slower(&model));
         let load = speed.load(&c, &endpoint.ledger, fresh.map(EndpointMetrics::reported).as_ref(), &model);
-        let expectation = Expectation {
-            first: first_features(&load, work),
-            decoding: load.decoding + 1.0,
-            kilotokens: load.kilotokens,
-        };
+        let first = first_features(&load, work);
+        let (decoding, kilotokens, first_token) = (load.decoding + 1.0, load.kilotokens, dot(&c, &first));
+        let expectation = Expectation { first, decoding, kilotokens, first_token };
         if is_demand {
             speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
         }
@@ -108,11 +108,11 @@ impl Reservation {
         reservation
     }
 
-    /// Returns the predicted seconds from the decision to the first token.
+    /// Returns the predicted seconds from the decision to the first token, as of the decision.
     #[must_use]
     pub fn expected(&self) -> f64 {
         let before = self.arriving.map_or(0.0, |arriving| arriving.expected);
-        before.max(dot(&self.endpoint.speed.coefficients(self.began).0, &self.expectation.first))
+        before.max(self.expectation.first_token)
     }
 
     /// Records that the first token arrived at `now`. `tells` means that it was observed as it

@@ -97,7 +97,7 @@ fn world(rename: bool) -> World {
     let observer = Arc::new(metrics.pool("pool"));
     let runtime = PoolRuntime { pool: Arc::new(pool), observer, prefix: Some(Arc::new(prefix)), queue: None };
     let config = ActiveConfig::new(vec![Arc::new(runtime)], limits, ExchangeSettings::default());
-    let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(2)) });
+    let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(2, clock)) });
     let picker = Picker::new(config, telemetry.clone(), 1);
     World { processor: Arc::new(Processor::new(picker, &telemetry, Tracing::default())), endpoint }
 }

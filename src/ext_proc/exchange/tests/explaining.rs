@@ -4,6 +4,7 @@ use super::splitting::{direct, setup as splitting_setup};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::explain::{self, ExplainQuery, Explanation};
+use attache_picker::settings::ExplainSettings;
 use attache_pool::health::Availability;
 use attache_prefix::key::BlockKey;
 use attache_scheduling::Decider;
@@ -276,6 +277,42 @@ proptest! {
         for (word, times) in texts {
             let prompt = chat(&["alpha ", "beta ", "gamma "][word].repeat(times));
             assert_dry_run_is_the_decision(&world, PATH, &[("x-session-id", "s")], &prompt);
+        }
+    }
+
+    /// Explanations change no decision: for each strategy and load, pickers with and without them decide the same.
+    #[test]
+    fn decisions_are_the_same_with_and_without_explanations(
+        servers in servers(),
+        strategy in prop::sample::select(strategies()),
+        texts in prop::collection::vec((0..3usize, 1..400usize), 1..8),
+        list in prop::bool::ANY,
+    ) {
+        let decisions = |explain: ExplainSettings| {
+            let destination = if list { Destination::List } else { Destination::Single };
+            let exchange = ExchangeSettings { explain, ..Setup::default().exchange };
+            let (servers, parameters) = (servers.clone(), serde_json::Value::Null);
+            let world = Setup { servers, strategy, parameters, destination, exchange, ..Setup::default() }.build();
+            let mut decided = texts.iter().enumerate().map(|(number, (word, times))| {
+                let prompt = chat(&["alpha ", "beta ", "gamma "][*word].repeat(*times));
+                let id = number.to_string();
+                let headers = [("x-session-id", "s"), ("x-request-id", id.as_str())];
+                self::decided(&world, PATH, &headers, &prompt).unwrap()
+            });
+            let plans: Vec<_> = decided.by_ref().collect();
+            let choices: Vec<_> = plans.iter().map(|plan| (authorities(&plan.decision.picks), plan.decision.reason)).collect();
+            let kept: Vec<_> = (0..texts.len()).filter_map(|number| {
+                let json = world.processor.decisions.explanation(explain.kept, &number.to_string())?;
+                serde_json::from_str::<serde_json::Value>(&json).ok()
+            }).collect();
+            (choices, kept)
+        };
+        let (plain, none) = decisions(ExplainSettings::default());
+        let (explained, kept) = decisions(ExplainSettings { kept: 100, time_ratio: 1.0, ..ExplainSettings::default() });
+        prop_assert_eq!(&plain, &explained, "{}", strategy);
+        prop_assert_eq!((none.len(), kept.len()), (0, texts.len()));
+        for ((picks, _), explanation) in plain.iter().zip(&kept) {
+            prop_assert_eq!(serde_json::json!(picks), explanation["choice"]["picks"].clone());
         }
     }
 

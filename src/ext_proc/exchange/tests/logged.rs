@@ -49,6 +49,60 @@ fn rejected_requests_are_logged_with_pool_and_reason() {
     assert_eq!((record.end, record.reason, &*record.pool), ("rejected", "invalid_json", ""));
 }
 
+/// The record of a streamed response of a pool with two servers, whose first token comes after 40 ms.
+fn streamed(world: &World, id: &str) -> DecisionRecord {
+    let mut exchange = world.exchange();
+    let head = [PATH, (":method", "POST"), ("x-request-id", id)];
+    send(&mut exchange, request(Message::RequestHeaders(headers(&head, false))));
+    let sent = br#"{"model": "m", "stream": true, "prompt": "hello"}"#;
+    send(&mut exchange, request(Message::RequestBody(body(sent, true))));
+    if let Some(warming) = exchange.warming() {
+        compute(warming);
+        exchange.on(Event::Warmed, NOW, &mut Actions::new()).unwrap();
+    }
+    let event = [(":status", "200"), ("content-type", "text/event-stream")];
+    send(&mut exchange, request(Message::ResponseHeaders(headers(&event, false))));
+    let (mut out, later) = (Actions::new(), NOW.after(Duration::from_millis(40)));
+    for (bytes, end) in [(&b"data: {}\n\n"[..], false), (b"", true)] {
+        let chunk = Event::Message(Box::new(request(Message::ResponseBody(body(bytes, end)))));
+        exchange.on(chunk, later, &mut out).unwrap();
+    }
+    drop(exchange);
+    let record = world.processor.decisions.snapshot().pop().unwrap();
+    assert_eq!((record.end, record.status), ("complete", 200), "{record:?}");
+    record
+}
+
+#[test]
+fn record_has_the_runner_up_in_the_unit_of_the_strategy() {
+    for (strategy, in_ms) in [("predicted-latency", Some(true)), ("least-request", Some(false)), ("random", None)] {
+        let servers = vec![(7, 0.1, &[][..]), (0, 0.1, &[])];
+        let parameters = serde_json::Value::Null;
+        let record = streamed(&Setup { servers, strategy, parameters, ..Setup::default() }.build(), "r-1");
+        let runner_up = record.runner_up.as_ref();
+        let units = runner_up.map(|r| (r.margin_ms.is_some_and(|ms| ms > 0.0), r.margin_score == Some(7.0)));
+        assert_eq!(units, in_ms.map(|in_ms| (in_ms, !in_ms)), "{strategy}: {runner_up:?}");
+        if let Some(runner_up) = runner_up {
+            assert_eq!((&*record.endpoint, &*runner_up.endpoint), ("192.168.1.2:8000", "192.168.1.1:8000"));
+        }
+    }
+    let alone = streamed(
+        &Setup { strategy: "least-request", parameters: serde_json::Value::Null, ..Setup::default() }.build(),
+        "r-1",
+    );
+    assert!(alone.runner_up.is_none(), "{alone:?}");
+}
+
+#[test]
+fn record_has_the_predicted_first_token_once_the_speed_is_learned() {
+    let (strategy, parameters) = ("predicted-latency", serde_json::Value::Null);
+    let world = Setup { strategy, parameters, ..Setup::default() }.build();
+    let records: Vec<_> = (0..50).map(|id| streamed(&world, &format!("r-{id}"))).collect();
+    assert_eq!((records[0].predicted_ttft_ms, records[0].ttft_ms), (None, Some(40.0)));
+    let last = records[49].predicted_ttft_ms.unwrap();
+    assert!((30.0..50.0).contains(&last), "{last} ms");
+}
+
 #[test]
 fn queued_requests_are_logged_with_their_wait() {
     let world = setup(flow(Settings::default())).build();

@@ -9,7 +9,7 @@ use crate::head::Header;
 use crate::prefix::Tokenizer;
 use crate::queues::Queues;
 use crate::quotas::{Quotas, Store};
-use crate::settings::ExchangeSettings;
+use crate::settings::{ExchangeSettings, ExplainSettings};
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_flow::{PoolFlow, Settings};
 use attache_pool::health::HealthPolicy;
@@ -86,8 +86,12 @@ impl Observer for Events {
         self.0.lock().push(format!("{record:?}"));
     }
 
-    fn explained(&self, kept: usize, explanation: KeptExplanation) {
-        self.0.lock().push(format!("explained {kept} {}", explanation.json));
+    fn begin_explanation(&self, settings: &ExplainSettings, now: Timestamp) -> Option<Timestamp> {
+        (settings.kept > 0).then_some(now)
+    }
+
+    fn explained(&self, settings: &ExplainSettings, _: Timestamp, explanation: KeptExplanation) {
+        self.0.lock().push(format!("explained {} {}", settings.kept, explanation.json));
     }
 }
 
