@@ -117,6 +117,7 @@ fn exchange(e: &ExchangeSettings) -> Value {
         "trustClientHeaders": e.trust_client_headers,
         "sessionHeaders": e.session_headers,
         "prefillEndpointHeader": e.prefill_endpoint_header,
+        "routeHeader": e.route_header,
         "keepAcceptEncoding": e.keep_accept_encoding,
         "tenant": e.tenant.as_ref().map(tenant),
         "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,

@@ -187,6 +187,7 @@ sections! {
         "trustClientHeaders" => trust_client_headers: bool,
         "sessionHeaders" => session_headers: Vec<At<String>>,
         "prefillEndpointHeader" => prefill_endpoint_header: bool,
+        "routeHeader" => route_header: bool,
         "keepAcceptEncoding" => keep_accept_encoding: bool,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,

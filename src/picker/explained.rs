@@ -128,6 +128,8 @@ impl StrategyChoice {
 /// A decision with its explanation.
 #[derive(Debug)]
 pub struct Explained<'a> {
+    /// The request's `x-request-id`; empty if it has none.
+    pub request_id: &'a str,
     /// Name of the request's pool.
     pub pool: &'a str,
     /// Name of the strategy, as in configurations.
@@ -145,6 +147,7 @@ impl Explained<'_> {
     pub fn emit(&self) {
         let picks: Vec<&str> = self.decision.picks.iter().map(|e| &*e.authority).collect();
         tracing::info!(
+            request_id = Some(self.request_id).filter(|id| !id.is_empty()),
             pool = self.pool,
             strategy = self.strategy,
             model = self.model,
@@ -152,6 +155,8 @@ impl Explained<'_> {
             picks = picks.join(","),
             prefill = self.decision.split.as_ref().and_then(|s| s.prefill.first()).map(|e| &*e.authority),
             reason = self.decision.reason,
+            runner_up = self.decision.second.as_ref().map(|second| &*second.endpoint.authority),
+            margin = self.decision.second.as_ref().map(|second| second.margin),
             parts = %self.decision.parts_json(),
             "decision"
         );

@@ -35,6 +35,7 @@ use health::WorkerHealth;
 use learning::ResponseLearning;
 use model_name::ModelName;
 use prefill::PinnedBlocks;
+use receipt::RouteReceipt;
 use reports::RequestReports;
 use scanner::Scanner;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ mod health;
 mod learning;
 mod model_name;
 mod prefill;
+mod receipt;
 mod reports;
 mod scanner;
 mod warnings;
@@ -103,6 +105,7 @@ impl InFlight {
     #[must_use]
     pub fn begin(plan: Plan, booked: Booked, request: OpenedRequest<'_>, now: Timestamp, picker: &Picker) -> Self {
         let (api, settings) = (request.api, request.settings);
+        let receipt = settings.route_header.then(|| RouteReceipt::of(&plan, booked.endpoint()));
         let shared = plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
         Self {
             runtime: plan.runtime.clone(),

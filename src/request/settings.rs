@@ -96,6 +96,8 @@ pub struct ExchangeSettings {
     pub session_headers: Vec<Box<str>>,
     /// Name the prefill worker of a split request in a response header.
     pub prefill_endpoint_header: bool,
+    /// Say in a response header which endpoint got the request, and why.
+    pub route_header: bool,
     /// Pass on the client's `accept-encoding`, so that model servers may compress responses. Attaché can't read those.
     pub keep_accept_encoding: bool,
     /// How a request's tenant is determined; `None`: requests have no tenant.

@@ -42,6 +42,7 @@ mod prefix;
 mod profiles;
 mod quickstart;
 mod real_kubernetes;
+mod reasons;
 mod record;
 mod refusals;
 mod release;

@@ -439,6 +439,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         trust_client_headers,
         session_headers,
         prefill_endpoint_header: given(file.prefill_endpoint_header, false),
+        route_header: given(file.route_header, false),
         keep_accept_encoding: given(file.keep_accept_encoding, false),
         disable_endpoint_subset_filter: pick_or(
             flags.disable_endpoint_subset_filter.as_ref(),

@@ -429,8 +429,8 @@ impl Deciding<'_> {
     fn report(&self, decision: &Decision, prompt_tokens: u32, log: bool) {
         let (pool, model) = (self.pool(), self.facts.model);
         if log {
-            let strategy = &self.chosen.choice.name;
-            Explained { pool: &pool.name, strategy, model, prompt_tokens, decision }.emit();
+            let (strategy, request_id) = (&self.chosen.choice.name, &self.q.head.request_id());
+            Explained { request_id, pool: &pool.name, strategy, model, prompt_tokens, decision }.emit();
         }
         let degraded = |mode| self.scope.observer.event(Event::Degraded(mode));
         if let Some(signal) = decision.lacking {

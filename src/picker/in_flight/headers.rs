@@ -3,6 +3,7 @@
 use super::charges::Charges;
 use super::fields::ResponseHead;
 use super::prefill::PinnedBlocks;
+use super::receipt::{ROUTE_HEADER, RouteReceipt};
 use crate::settings::ExchangeSettings;
 use attache_pool::Endpoint;
 use attache_scheduling::Strategy;
@@ -23,13 +24,20 @@ pub(super) struct AddedHeaders {
     conformance: bool,
     /// Name the prefill worker.
     names_prefill: bool,
+    /// The route receipt, if it is sent.
+    receipt: Option<RouteReceipt>,
 }
 
 impl AddedHeaders {
     /// Those of the strategy, which `profile` selected, and those with addresses that `settings` enable.
-    pub(super) fn new(strategy: Arc<dyn Strategy>, profile: Option<Arc<str>>, settings: &ExchangeSettings) -> Self {
+    pub(super) fn new(
+        strategy: Arc<dyn Strategy>,
+        profile: Option<Arc<str>>,
+        receipt: Option<RouteReceipt>,
+        settings: &ExchangeSettings,
+    ) -> Self {
         let (conformance, names_prefill) = (settings.conformance_headers, settings.prefill_endpoint_header);
-        Self { strategy, profile, conformance, names_prefill }
+        Self { strategy, profile, conformance, names_prefill, receipt }
     }
 
     /// The headers to add to a response of `endpoint`.
@@ -51,6 +59,9 @@ impl AddedHeaders {
         let named = |(name, value): (&'static str, String)| (Cow::Borrowed(name), value);
         set.extend(charges.headers().map(named));
         set.extend(blocks.outcome.iter().flat_map(|outcome| outcome.headers(self.names_prefill)).map(named));
+        if let Some(receipt) = &self.receipt {
+            set.push((ROUTE_HEADER.into(), receipt.show(endpoint, blocks.outcome.as_ref())));
+        }
         if self.conformance {
             let served = head.reported.unwrap_or(NO_SERVED_ENDPOINT);
             set.push(("x-conformance-test-served-endpoint".into(), served.to_owned()));
@@ -98,7 +109,8 @@ mod tests {
         ] {
             let head = ResponseHead { status, ..ResponseHead::default() };
             let (charges, blocks) = (Charges(Default::default()), PinnedBlocks { outcome, release: None });
-            let added = AddedHeaders::new(Arc::new(Sticky), None, &settings).of(&head, &endpoint, &charges, &blocks);
+            let added =
+                AddedHeaders::new(Arc::new(Sticky), None, None, &settings).of(&head, &endpoint, &charges, &blocks);
             assert_eq!(added.iter().map(|(name, _)| &**name).collect::<Vec<_>>(), names);
         }
     }
