@@ -7,6 +7,7 @@ mod ports;
 pub mod prompts;
 mod queues;
 mod quotas;
+mod reach;
 mod recording;
 mod redis;
 mod routing;
@@ -280,6 +281,8 @@ async fn serve(
         Arc::new(Shards::start(server.workers, max_streams, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
     ports.tell(&server, seed, handshaker.is_some())?;
     app.show();
+    tokio::spawn(reach::watch(app.views.clone(), clock));
+    tokio::spawn(reach::summarize(app.views.clone(), ports.addresses()?, app.settings.telemetry.log_json));
     let rendering = ports::pages_thread(stop.clone())?;
     let pages = PageParts { rendering, registry: root, guard, refusals, logs }.assemble(&app);
     let (accepts, accepted_until, until) = (shards.clone(), accepting.clone(), stop.clone());

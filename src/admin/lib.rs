@@ -41,11 +41,13 @@ mod refusal;
 pub mod status;
 #[cfg(test)]
 mod tests;
+pub mod warnings;
 
 pub use metrics_page::MetricsPage;
 pub use refusal::Refusals;
 
 use crate::pools::PoolView;
+use crate::warnings::PoolReach;
 use attache_scheduling::ModelPolicies;
 use attache_serving::connections::Connections;
 use attache_serving::health::Readiness;
@@ -282,13 +284,17 @@ async fn ready(State(state): State<AdminState>) -> Response {
 
 async fn endpoints(State(state): State<AdminState>) -> Response {
     let now = state.clock.now();
-    let pools: Vec<_> = (state.pools)().iter().map(|pool| endpoints::pool(pool, now)).collect();
+    let (views, degraded) = ((state.pools)(), (state.degraded)());
+    let pools: Vec<_> = views.iter().map(|pool| endpoints::pool(pool, now)).collect();
+    let of_pools = views.iter().filter_map(|view| PoolReach::of(view).warning(&view.name));
+    let warnings: Vec<_> = of_pools.chain(warnings::of_gateway(&degraded)).collect();
     json(&serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
         "ready": state.readiness.is_ready(),
         "missing": state.readiness.missing(),
         "rejections": (state.rejections)().into_iter().collect::<BTreeMap<_, _>>(),
-        "degraded": (state.degraded)().into_iter().collect::<BTreeMap<_, _>>(),
+        "warnings": warnings,
+        "degraded": degraded.into_iter().collect::<BTreeMap<_, _>>(),
         "pools": pools,
     }))
 }

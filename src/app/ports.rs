@@ -3,6 +3,7 @@
 //! That thread accepts connections to all ports and answers probes and health checks, each in microseconds. It does
 //! nothing else, so that neither feeds, pages nor requests can take its time. Pages are rendered on another one.
 
+use super::reach::Addresses;
 use crate::admin::{self, AdminState};
 use crate::config::settings::ServerSettings;
 use crate::connections::Listeners;
@@ -35,12 +36,19 @@ impl Ports {
         })
     }
 
-    /// Logs the addresses: the system chooses the port for 0.
+    /// The addresses of the listeners: the system chooses the port for 0.
+    pub(super) fn addresses(&self) -> anyhow::Result<Addresses> {
+        let (grpc, health, admin) = (self.grpc.local_addr()?, self.health.local_addr()?, self.admin.local_addr()?);
+        Ok(Addresses { grpc, health, admin })
+    }
+
+    /// Logs the addresses.
     pub(super) fn tell(&self, server: &ServerSettings, seed: u64, tls: bool) -> anyhow::Result<()> {
+        let Addresses { grpc, health, admin } = self.addresses()?;
         tracing::info!(
-            grpc = %self.grpc.local_addr()?,
-            health = %self.health.local_addr()?,
-            metrics = %self.admin.local_addr()?,
+            %grpc,
+            %health,
+            metrics = %admin,
             seed,
             workers = server.workers,
             tls,

@@ -28,7 +28,7 @@ use attache_types::rng::PickRng;
 use futures_channel::oneshot;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -64,6 +64,8 @@ pub struct Queues {
     now: AtomicU64,
     /// Woken when [`Queues::next_check_in`] may have become shorter, as when the first request is queued.
     timer: Waker,
+    /// Whether a request that could not be queued for the gateway's body mode is still to be reported.
+    may_report_unqueued: AtomicBool,
     /// Queues of the same pool, with the settings before or after a reload.
     others: Mutex<Vec<Weak<Self>>>,
 }
@@ -136,7 +138,20 @@ impl Queues {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng, pause: None });
         let (now, others) = (AtomicU64::new(0), Mutex::default());
-        Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, timer, others }))
+        let may_report_unqueued = AtomicBool::new(true);
+        Ok(Arc::new(Self {
+            flow,
+            store,
+            health,
+            split,
+            stale_after,
+            observer,
+            state,
+            now,
+            timer,
+            may_report_unqueued,
+            others,
+        }))
     }
 
     /// Replaces `old` after a reload. Requests of `old` may still be queued or in flight, and use the same endpoints.
@@ -244,6 +259,11 @@ impl Queues {
                 Err(self.refused(&refusal))
             }
         }
+    }
+
+    /// Whether to report that the gateway's body mode leaves no time to queue requests. True once.
+    pub(crate) fn report_unqueued(&self) -> bool {
+        self.may_report_unqueued.load(Relaxed) && self.may_report_unqueued.swap(false, Relaxed)
     }
 
     /// Whether the pool queues requests. Otherwise only [`Queues::shed`] applies.

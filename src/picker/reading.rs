@@ -44,6 +44,15 @@ pub(super) fn report_unsplit(pool: &Pool) {
     );
 }
 
+/// Logs that the gateway's body mode leaves no time to queue requests.
+pub(super) fn report_unqueued(pool: &Pool) {
+    tracing::warn!(
+        pool = %pool.name,
+        "requests are not queued when the pool is full: in the gateway's body mode its message timeout runs while they \
+         wait; send request bodies FULL_DUPLEX_STREAMED"
+    );
+}
+
 /// Parses the body; `None` if there is no body, or if the body can't be parsed but the request is routed anyway. Log
 /// messages about `unread_forms` are limited.
 ///

@@ -245,6 +245,8 @@ pub enum Degraded {
     Untokenized,
     /// The gateway's body mode leaves no time for a prefill on another worker.
     NoTimeToSplit,
+    /// The gateway's body mode leaves no time to queue a request of a pool with a queue.
+    NoTimeToQueue,
     /// The gateway shows no body before the decision.
     NoBody,
     /// No prefill server was there for a request that would have been split, or might have been.

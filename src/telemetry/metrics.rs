@@ -160,6 +160,7 @@ fn degraded_counters(registry: &mut Registry) -> Vec<(Degraded, &'static str, Co
         mode(Degraded::ReadingLate, "reading_late"),
         mode(Degraded::Untokenized, "untokenized"),
         mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+        mode(Degraded::NoTimeToQueue, "no_time_to_queue"),
         mode(Degraded::NoBody, "no_body"),
         mode(Degraded::NoPrefillEndpoint, "no_prefill_endpoint"),
         mode(Degraded::AttemptsUntold, "attempts_untold"),

@@ -4,7 +4,7 @@
 use super::{ActiveConfig, AdmittedRequest, PoolRuntime, RequestView, Step, encodable, may_share, splittable};
 use crate::conversation;
 use crate::deadline::{self, DeadlineCheck, WaitBudget};
-use crate::event::Observer;
+use crate::event::{Degraded, Event, Observer};
 use crate::hints;
 use crate::lookup::{self, Prepared};
 use crate::picker::Picker;
@@ -12,7 +12,7 @@ use crate::prefix::{PoolPrefix, PromptRef};
 use crate::priority::flow_of_model;
 use crate::queues::{self, Queues};
 use crate::quotas::Allowance;
-use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, without_report_mode};
+use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_unqueued, without_report_mode};
 use crate::recording::RequestReads;
 use crate::warming::Warming;
 use attache_flow::{Asking, Way};
@@ -285,6 +285,12 @@ impl<'a> Deciding<'a> {
         due: Option<WaitBudget>,
     ) -> Result<queues::EnqueueResult, RequestError> {
         let q = self.q;
+        if !q.may_wait {
+            self.scope.observer.event(Event::Degraded(Degraded::NoTimeToQueue));
+            if queues.report_unqueued() {
+                report_unqueued(self.pool());
+            }
+        }
         let (found, prompt_tokens) = case.prepared.and_then(|p| p.estimate(self.scope.observer, q.now)).unzip();
         // Otherwise untrusted clients could overtake all others with a short deadline.
         let unvouched = !self.scope.config.settings.trust_client_headers && q.head.tenant().name().is_none();

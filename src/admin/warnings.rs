@@ -1,0 +1,155 @@
+//! What an operator should change: gateways that show too little, and pools without a server that responds. The page
+//! `/endpoints` shows it, and `app` logs when the state of a pool changes.
+
+use crate::pools::PoolView;
+use attache_pool::health::Contact;
+use attache_pool::{EndpointState, Engine};
+use std::sync::Arc;
+
+/// A condition that an operator should change.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Warning {
+    /// Name of the condition, snake case.
+    pub code: &'static str,
+    /// Name of the pool, if the condition concerns one.
+    pub pool: Option<Arc<str>>,
+    /// What is wrong, and what follows from it.
+    pub message: String,
+    /// What to change.
+    pub help: &'static str,
+}
+
+/// Degraded modes that a wrong setting of the gateway causes: label, message, help.
+const GATEWAY_MODES: &[(&str, &str, &str)] = &[
+    (
+        "no_body",
+        "Envoy shows the body after the decision or not at all, so requests are routed by load only; pools by model, \
+         rewrites and token limits can't work",
+        "set `processing_mode.request_body_mode` of the ext_proc filter to FULL_DUPLEX_STREAMED or BUFFERED",
+    ),
+    (
+        "no_time_to_split",
+        "prompts are not split between servers, because Envoy's message timeout runs during a prefill",
+        "send request bodies FULL_DUPLEX_STREAMED, or BUFFERED with `disaggregation.messageTimeout` of the pool",
+    ),
+    (
+        "no_time_to_queue",
+        "requests are not queued when their pool is full, because Envoy's message timeout runs while they wait",
+        "send request bodies FULL_DUPLEX_STREAMED (`processing_mode.request_body_mode` of the ext_proc filter)",
+    ),
+];
+
+/// The warnings about the gateway that follow from the `degraded` modes since the start.
+pub(crate) fn of_gateway(degraded: &[(&'static str, u64)]) -> impl Iterator<Item = Warning> {
+    let occurred = |code: &str| degraded.iter().any(|(mode, count)| *mode == code && *count > 0);
+    let warning = |(code, message, help): &(&'static str, &str, &'static str)| Warning {
+        code,
+        pool: None,
+        message: (*message).to_owned(),
+        help,
+    };
+    GATEWAY_MODES.iter().filter(move |(code, ..)| occurred(code)).map(warning)
+}
+
+/// How many servers of a pool respond.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolReach {
+    /// Endpoints of the pool.
+    pub endpoints: usize,
+    /// Endpoints that have responded, and those that are never scraped.
+    pub reached: usize,
+    /// Endpoints that were neither reached nor failed yet.
+    pub awaited: usize,
+    /// Whether all sources have reported the endpoints of the pool.
+    pub is_synced: bool,
+    /// Names of the endpoints that do not respond, with the cause; at most [`MAX_CAUSES`].
+    pub failed: Vec<(Arc<str>, Arc<str>)>,
+}
+
+/// 3: causes that are shown of a pool. The others are usually the same.
+pub const MAX_CAUSES: usize = 3;
+
+impl PoolReach {
+    /// The state of the pool at this moment.
+    #[must_use]
+    pub fn of(view: &PoolView) -> Self {
+        let snapshot = view.store.load();
+        let (endpoints, is_synced) = (snapshot.endpoints.len(), snapshot.synced);
+        let mut reach = Self { endpoints, is_synced, ..Self::default() };
+        for state in &snapshot.endpoints {
+            let cause = || view.scrape.failing(state.endpoint.id);
+            if is_reached(state) {
+                reach.reached += 1;
+            } else if let Some(cause) = cause() {
+                if reach.failed.len() < MAX_CAUSES {
+                    reach.failed.push((state.endpoint.spec.name.clone(), cause));
+                }
+            } else if state.endpoint.health.contact() == Contact::Unknown {
+                reach.awaited += 1;
+            }
+        }
+        reach
+    }
+
+    /// The warning about a pool that can serve no request.
+    #[must_use]
+    pub fn warning(&self, pool: &Arc<str>) -> Option<Warning> {
+        let pool = Some(pool.clone());
+        if self.endpoints == 0 {
+            let message = "the pool has no endpoints, so its requests are rejected".to_owned();
+            let help = "check that the selector, the DNS name or the file of the pool names running servers";
+            return Some(Warning { code: "no_endpoints", pool, message, help });
+        }
+        if self.reached > 0 {
+            return None;
+        }
+        let cause = self
+            .failed
+            .first()
+            .map_or_else(|| "none has responded yet".to_owned(), |(endpoint, cause)| format!("{endpoint}: {cause}"));
+        let message = format!("none of the pool's {} endpoints responds; {cause}", self.endpoints);
+        let help =
+            "check that the model servers run, and that addresses, ports and network policies let Attaché connect";
+        Some(Warning { code: "no_endpoint_reached", pool, message, help })
+    }
+}
+
+/// Whether the endpoint has responded, as far as it is asked.
+fn is_reached(state: &EndpointState) -> bool {
+    match state.endpoint.health.contact() {
+        Contact::Reached => true,
+        Contact::Unknown => state.endpoint.spec.engine == Engine::None,
+        Contact::Unreachable => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_modes_of_the_gateway_are_warnings() {
+        let codes = |degraded: &[(&'static str, u64)]| of_gateway(degraded).map(|w| w.code).collect::<Vec<_>>();
+        assert!(codes(&[("no_metrics", 7), ("no_body", 0)]).is_empty());
+        assert_eq!(
+            codes(&[("no_time_to_queue", 1), ("no_body", 3), ("encoded_body", 1)]),
+            ["no_body", "no_time_to_queue"]
+        );
+    }
+
+    #[test]
+    fn pool_without_a_server_that_responds_has_a_warning_with_the_cause() {
+        let pool: Arc<str> = "chat".into();
+        let code = |reach: &PoolReach| reach.warning(&pool).map(|warning| (warning.code, warning.message));
+        let (code_of_empty, message) = code(&PoolReach::default()).unwrap();
+        assert_eq!((code_of_empty, message.contains("no endpoints")), ("no_endpoints", true));
+        let two = PoolReach { endpoints: 2, awaited: 2, ..PoolReach::default() };
+        assert!(code(&two).unwrap().1.ends_with("2 endpoints responds; none has responded yet"));
+        let failed = vec![("vllm-0".into(), "http://10.0.0.1:8000/metrics: connection refused".into())];
+        let failing = PoolReach { endpoints: 2, failed, ..PoolReach::default() };
+        let (code_of_failing, message) = code(&failing).unwrap();
+        assert_eq!(code_of_failing, "no_endpoint_reached");
+        assert!(message.contains("vllm-0: http://10.0.0.1:8000/metrics: connection refused"), "{message}");
+        assert_eq!(code(&PoolReach { reached: 1, ..failing }), None);
+    }
+}
