@@ -39,6 +39,9 @@ pub(super) fn run(args: &RunArgs, converted: &[String]) -> ExitCode {
     }
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
     let logs = telemetry::logs::init(&settings.telemetry.log_filter, log_json, colour());
+    if logs.is_ok() {
+        telemetry::logs::log_panics();
+    }
     if log_json {
         // A reader of JSON lines can't parse text between them.
         converted.iter().for_each(|warning| tracing::warn!("{warning}"));

@@ -495,7 +495,7 @@ impl Exchange {
         });
         self.processor.metrics.rejection(error.pool.as_deref(), error.reason);
         let (reason, path) = (error.reason.code(), self.head.path());
-        tracing::debug!(reason, message = %error.message, path, "request rejected");
+        tracing::debug!(reason, error = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
         }

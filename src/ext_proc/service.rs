@@ -116,7 +116,6 @@ impl Pump {
         let routed_before = self.exchange.is_routed();
         let (exchange, out) = (&mut self.exchange, &mut self.out);
         let result = catch_unwind(AssertUnwindSafe(|| exchange.on(event, now, out))).unwrap_or_else(|_| {
-            tracing::error!("panic while handling a request");
             self.out.clear();
             self.exchange.fail(now, &mut self.out)
         });

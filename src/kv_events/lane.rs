@@ -471,7 +471,7 @@ impl Lane {
                     };
                     let pool = pool.get();
                     tracing::error!(
-                        endpoint = %name, rank, engine, pool,
+                        endpoint = %name, rank, block_size_of_server = engine, block_size = pool,
                         "block size of the server differs from the pool's; {what_to_do}"
                     );
                 }

@@ -213,7 +213,6 @@ pub(super) fn guarded<T>(observer: &dyn Observer, look: impl FnOnce() -> T) -> O
     if result.is_err() {
         observer.event(Event::Panic);
         observer.event(Event::Degraded(Degraded::LookupPanic));
-        tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
     result.ok()
 }

@@ -32,6 +32,8 @@ pub struct Picker {
     pub recorder: Option<Arc<Recorder>>,
     /// Shares bookings with other pickers, when `sync` is configured.
     pub replica: Option<Arc<Replica>>,
+    /// Log messages about strategies that panicked.
+    pub(crate) panicked: Throttle,
     /// Log messages about requests without a prefill server.
     pub(crate) unpaired: Throttle,
     /// Log messages about requests whose body the gateway does not show.
@@ -55,6 +57,7 @@ impl Picker {
             warnings: ResponseWarnings::default(),
             recorder: None,
             replica: None,
+            panicked: Throttle::default(),
             unpaired: Throttle::default(),
             unshown: Throttle::default(),
             unread_forms: Throttle::default(),

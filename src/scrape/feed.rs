@@ -313,8 +313,8 @@ impl Scraper {
                 let url = target.endpoint.spec.metrics_url().unwrap_or_default();
                 // Logged once per outage, not per attempt.
                 if target.pace.failures == 0 {
-                    let (reason, remedy) = (error.reason().label(), error.reason().remedy());
-                    tracing::warn!(endpoint = %target.endpoint.spec.name, url, reason, %error, remedy, "scrape failed");
+                    let (reason, help) = (error.reason().label(), error.reason().remedy());
+                    tracing::warn!(endpoint = %target.endpoint.spec.name, url, reason, %error, help, "scrape failed");
                 }
                 self.stats.set_failing(id, Some(format!("{url}: {error}; {}", error.reason().remedy()).into()));
                 Seen::Failed

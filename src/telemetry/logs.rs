@@ -2,7 +2,12 @@
 //!
 //! Used by `app` (once, at start) and `admin` (`PUT /log-level`). Imports nothing of the crate.
 
+use attache_types::clock::Clock;
 use attache_types::log_filter;
+use attache_types::throttle::Throttle;
+use parking_lot::Mutex;
+use std::backtrace::BacktraceStatus;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::Subscriber;
 use tracing_subscriber::filter::EnvFilter;
@@ -79,6 +84,21 @@ pub fn init(filter: &str, json: bool, colour: bool) -> Result<LogHandle, LogErro
     let (subscriber, handle) = subscriber(filter, json, colour, std::io::stderr)?;
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Twice)?;
     Ok(handle)
+}
+
+/// Logs panics as events, each place once a minute at most. The default of the standard library writes lines that are
+/// no JSON. A panic that ends a request is caught, and `attache_panics_total` counts it.
+pub fn log_panics() {
+    let (clock, places) = (Clock::start(), Mutex::<HashMap<String, Throttle>>::default());
+    std::panic::set_hook(Box::new(move |panic| {
+        let location = panic.location().map(ToString::to_string).unwrap_or_default();
+        let admitted = places.lock().entry(location.clone()).or_default().admit(clock.now());
+        let Some(skipped) = admitted else { return };
+        let error = panic.payload_as_str().unwrap_or("no message");
+        let captured = std::backtrace::Backtrace::capture();
+        let backtrace = (captured.status() == BacktraceStatus::Captured).then(|| captured.to_string());
+        tracing::error!(location, error, backtrace, skipped, "panicked");
+    }));
 }
 
 /// A subscriber that writes to `writer`, and the handle of its filter.

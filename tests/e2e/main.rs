@@ -29,6 +29,7 @@ mod keep_alive;
 mod limits;
 mod llm_d_files;
 mod load;
+mod logs;
 mod manifests;
 mod matrix;
 mod models;

@@ -6,6 +6,7 @@ mod docs;
 mod explain;
 mod feeds;
 mod kv_events;
+mod logs;
 #[cfg(feature = "hf-tokenizers")]
 mod prompt_vectors;
 mod readme;

@@ -369,10 +369,10 @@ impl FeedTask {
             let disputed: HashSet<String> =
                 reports.iter().filter(|r| r.dispute().is_some()).map(|r| r.name.clone()).collect();
             for report in reports.iter().filter(|r| !self.disputed.contains(&r.name)) {
-                let Some(message) = report.dispute() else { continue };
+                let Some(error) = report.dispute() else { continue };
                 let object = &report.name;
                 tracing::warn!(
-                    pool = %self.feed.pool, object, message,
+                    pool = %self.feed.pool, object, error,
                     "InferenceModel ignored: an older one has the same model name"
                 );
             }

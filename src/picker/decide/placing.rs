@@ -415,11 +415,14 @@ impl Deciding<'_> {
                 let observer = self.scope.observer;
                 observer.event(Event::Panic);
                 observer.event(Event::Degraded(Degraded::StrategyPanic));
-                tracing::error!(
-                    pool = %self.pool().name,
-                    strategy = %chosen.name,
-                    "strategy panicked; the request is routed by the fewest requests"
-                );
+                if let Some(skipped) = self.scope.picker.panicked.admit(self.q.now) {
+                    tracing::error!(
+                        pool = %self.pool().name,
+                        strategy = %chosen.name,
+                        skipped,
+                        "strategy panicked; the request is routed by the fewest requests"
+                    );
+                }
                 decide(least_loaded)
             }
         }

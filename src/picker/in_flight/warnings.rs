@@ -15,11 +15,11 @@ pub struct ResponseWarnings {
 impl ResponseWarnings {
     /// A server compressed a response that Attaché had to read.
     pub(super) fn encoded(&self, pool: &str, endpoint: &Endpoint, now: Timestamp) {
-        let Some(more) = self.encoded.admit(now) else { return };
+        let Some(skipped) = self.encoded.admit(now) else { return };
         tracing::warn!(
             pool,
             endpoint = %endpoint.authority,
-            more,
+            skipped,
             "compressed response not read: limits keep their estimates, and the client sees the server's model name; \
              let the server honour `accept-encoding: identity`, or add Envoy's decompressor filter behind ext_proc"
         );
@@ -27,12 +27,12 @@ impl ResponseWarnings {
 
     /// A server reported a token count that was not read.
     pub(super) fn unread_count(&self, pool: &str, endpoint: &Endpoint, reason: UnreadCount, now: Timestamp) {
-        let Some(more) = self.unread_count.admit(now) else { return };
+        let Some(skipped) = self.unread_count.admit(now) else { return };
         tracing::warn!(
             pool,
             endpoint = %endpoint.authority,
             reason = reason.label(),
-            more,
+            skipped,
             "token count in a response not read: counts are whole numbers of tokens; limits keep their estimates"
         );
     }

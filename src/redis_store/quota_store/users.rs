@@ -7,6 +7,7 @@
 use crate::redis_link::{LinkError, RedisLink};
 use attache_quota::UserRecord;
 use attache_types::clock::Timestamp;
+use attache_types::throttle::Throttle;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use std::collections::HashSet;
@@ -48,13 +49,15 @@ pub struct UserRecords {
     known: Cache<Arc<str>, (RecordLookup, Timestamp)>,
     /// The tenants whose records are being read.
     again: Mutex<HashSet<Arc<str>>>,
+    /// Log messages about invalid records.
+    malformed: Throttle,
 }
 
 impl UserRecords {
     /// Creates a cache for the Redis of `link`, initially empty.
     #[must_use]
     pub fn new(link: Arc<RedisLink>) -> Self {
-        Self { link, known: Cache::new(MAX_KNOWN), again: Mutex::default() }
+        Self { link, known: Cache::new(MAX_KNOWN), again: Mutex::default(), malformed: Throttle::default() }
     }
 
     /// Returns the connection to its Redis.
@@ -82,6 +85,12 @@ impl UserRecords {
         self.known.get(tenant).map(|(found, _)| found)
     }
 
+    fn log_malformed(&self, tenant: &str, error: &str, now: Timestamp) {
+        if let Some(skipped) = self.malformed.admit(now) {
+            tracing::warn!(tenant, error, skipped, "record of a tenant in Redis is invalid");
+        }
+    }
+
     /// Reads the record of `tenant`.
     ///
     /// # Errors
@@ -95,12 +104,12 @@ impl UserRecords {
             Ok(bytes) => match UserRecord::parse(&bytes) {
                 Ok(record) => RecordLookup::Record(record),
                 Err(error) => {
-                    tracing::warn!(tenant = %tenant, %error, "record of a tenant in Redis is invalid");
+                    self.log_malformed(tenant, &error.to_string(), now);
                     RecordLookup::Malformed
                 }
             },
             Err(error) if error.is_of_the_wrong_type() => {
-                tracing::warn!(tenant = %tenant, "record of a tenant in Redis is not UTF-8 text");
+                self.log_malformed(tenant, "it is not UTF-8 text", now);
                 RecordLookup::Malformed
             }
             Err(error) => return Err(error),

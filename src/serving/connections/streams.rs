@@ -39,13 +39,13 @@ impl OpenStream {
             return Some(stream);
         }
         // Dropping the stream takes back what was added.
-        if let Some(unlogged) = of.refused.count(Instant::now()) {
+        if let Some(skipped) = of.refused.count(Instant::now()) {
             tracing::warn!(
                 peer = %stream.entry.peer,
                 streams_of_peer = own,
                 streams = all,
                 limit = most,
-                unlogged,
+                skipped,
                 "stream refused: too many are open (`limits.maxStreams`, of which one address may have three quarters)"
             );
         }

@@ -205,13 +205,13 @@ impl HandshakeFailures {
     pub(super) fn record(&self, peer: SocketAddr, error: &io::Error) {
         let cause = FailureCause::of(error);
         let mut all = FailureCause::ALL.iter().zip(&self.0);
-        let unlogged = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
+        let skipped = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
         let (peer, help) = (tracing::field::display(peer), cause.help(error));
         let error = Shown(error);
-        match unlogged {
+        match skipped {
             // A client that closes its connection needs no attention.
-            Some(unlogged) if cause != FailureCause::Closed => {
-                tracing::warn!(peer, cause = cause.label(), %error, help, unlogged, "TLS handshake failed");
+            Some(skipped) if cause != FailureCause::Closed => {
+                tracing::warn!(peer, cause = cause.label(), %error, help, skipped, "TLS handshake failed");
             }
             _ => tracing::debug!(peer, cause = cause.label(), %error, "TLS handshake failed"),
         }

@@ -3,6 +3,7 @@
 use super::failures::HandshakeFailures;
 use super::hello::Nameless;
 use crate::connections::{Client, Connections, Slot};
+use crate::log_counter::LogCounter;
 use rustls::server::ServerConfig;
 use std::fmt;
 use std::io;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -151,6 +152,8 @@ pub struct Acceptor {
     connections: Arc<Connections>,
     sweep: Interval,
     backoff: Duration,
+    /// Log messages about connections that can't be accepted.
+    failures: LogCounter,
 }
 
 impl Acceptor {
@@ -159,7 +162,7 @@ impl Acceptor {
     pub fn new(listener: TcpListener, connections: Arc<Connections>) -> Self {
         let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { listener, connections, sweep, backoff: ACCEPT_BACKOFF.0 }
+        Self { listener, connections, sweep, backoff: ACCEPT_BACKOFF.0, failures: LogCounter::default() }
     }
 
     /// Returns the next admitted connection. While it is polled, connections that do not open in time are closed.
@@ -184,7 +187,9 @@ impl Acceptor {
                 Err(error) if is_the_peers(&error) => {}
                 Err(error) => {
                     let pause_ms = u64::try_from(self.backoff.as_millis()).unwrap_or(u64::MAX);
-                    tracing::warn!(%error, pause_ms, "can't accept connections");
+                    if let Some(skipped) = self.failures.count(Instant::now()) {
+                        tracing::warn!(%error, pause_ms, skipped, "can't accept connections");
+                    }
                     tokio::time::sleep(self.backoff).await;
                     self.backoff = (self.backoff * 2).min(ACCEPT_BACKOFF.1);
                 }

@@ -10,5 +10,5 @@ mod markdown;
 mod metrics;
 mod monitoring;
 mod prose;
-mod reference;
+pub(crate) mod reference;
 mod site;
