@@ -23,7 +23,7 @@ fn unused() -> SocketAddr {
 fn config(servers: &[SocketAddr]) -> String {
     let servers: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
     format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{explain: {{kept: 64}}}}\npools:\n- name: chat\n  \
+        "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{explain: {{kept: 64, timeRatio: 1}}}}\npools:\n- name: chat\n  \
          strategy: {{name: predicted-latency}}\n  endpoints: [{}]\n",
         servers.join(", ")
     )
@@ -87,6 +87,12 @@ async fn trouble_comes_first_and_a_decision_opens_to_its_candidates() {
     let spoken = browser.value("document.querySelector('.plot').getAttribute('aria-valuetext')").await;
     assert!(spoken.as_str().is_some_and(|text| text.contains(": requests ") && !text.starts_with("now")), "{spoken}");
 
+    // The speed of the pool is learned, and both servers have a cost.
+    for label in ["Predicted TTFT", "Actual TTFT", "Margin"] {
+        let has_label =
+            format!("part.firstChild.textContent === '{label}' && part.lastChild.textContent.endsWith('s')");
+        browser.until(&format!("[...document.querySelectorAll('.decision .part')].some(part => {has_label})")).await;
+    }
     browser.value("document.getElementById('decision-filter').focus()").await;
     browser.write("request-13").await;
     browser.until("document.querySelectorAll('.decision').length === 1").await;

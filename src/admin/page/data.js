@@ -14,6 +14,8 @@ const TRAFFIC_WINDOW = 30_000;
 
 export const store = {
   pools: null,
+  /** What the picker advises to change. */
+  warnings: [],
   status: null,
   decisions: [],
   history: null,
@@ -93,6 +95,7 @@ async function refresh() {
     if (slow) reads.push(get("/api/status"), readHistory());
     const [page, decisions, status] = await Promise.all(reads);
     store.pools = page.pools;
+    store.warnings = page.warnings;
     store.decisions = decisions;
     if (slow) {
       store.status = status;

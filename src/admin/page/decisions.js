@@ -14,7 +14,7 @@ const isTroubled = record => record.end !== "complete" && record.end !== "unwatc
 
 /** Difference of the actual time from the predicted one, as a part of the latter. */
 function error(record) {
-  const { predicted_ttft_ms: predicted } = record;
+  const predicted = record.predicted_ttft_ms;
   return predicted > 0 && record.ttft_ms != null ? record.ttft_ms / predicted - 1 : null;
 }
 
@@ -24,7 +24,7 @@ function deviation(record) {
 }
 
 function margin(record) {
-  const { runner_up: next } = record;
+  const next = record.runner_up;
   if (!next) return NONE;
   if (next.margin_ms != null) return ms(next.margin_ms);
   return next.margin_score == null ? NONE : Number(next.margin_score.toPrecision(3)).toString();
@@ -51,10 +51,10 @@ const PARTS = [
   ["Request", "id mono", record => record.request_id || NONE, () => "", record => record.request_id],
   ["Model", "model", record => record.model || NONE, () => "", record => `${record.model}, pool ${record.pool}, ${words(record.api)}`],
   ["Endpoint", "mono goes", record => goes(record), record => record.endpoint ? "" : "warn", record => words(record.reason)],
-  ["Predicted TTFT", "number", ({ predicted_ttft_ms }) => ms(predicted_ttft_ms)],
+  ["Predicted TTFT", "number", record => ms(record.predicted_ttft_ms)],
   ["Actual TTFT", "number", record => ms(record.ttft_ms), () => "", record => record.ttft_ms == null ? "not streamed" : null],
   ["Error", "number off", deviation, record => Math.abs(error(record) ?? 0) > FAR ? "warn" : "soft"],
-  ["Margin", "number", margin, () => "", ({ runner_up }) => runner_up ? `runner-up: ${runner_up.endpoint}` : null],
+  ["Margin", "number", margin, () => "", record => record.runner_up ? `runner-up: ${record.runner_up.endpoint}` : null],
   ["Queued", "number", record => record.queued_ms == null ? NONE : ms(record.queued_ms)],
   ["Cached/prompt", "number", cached],
   ["Output", "number", record => count(record.completion_tokens)],

@@ -136,14 +136,24 @@ function ofProcess(status) {
   return found;
 }
 
+/** Warnings about the gateway. Those about pools repeat what their endpoints show. */
+function ofGateway(warnings) {
+  const found = warnings.filter(warning => !warning.pool);
+  // The first part says what is wrong, the rest what follows.
+  return found.map(warning => ({
+    key: warning.code, level: "warn", line: warning.message.split(", ")[0], detail: `${warning.message}: ${warning.help}.`,
+  }));
+}
+
 /** All trouble, the worst first. */
-export function trouble({ pools, status, history, lost }) {
+export function trouble({ pools, warnings, status, history, lost }) {
   const found = [];
   if (lost) {
     found.push({ key: "lost", level: "bad", line: `no response of the picker for ${span((Date.now() - lost.since) / 1_000)}`,
       detail: `${lost.why}. The figures below are old.` });
   }
   if (pools) found.push(...ofPools(pools), ...ofEndpoints(pools));
+  found.push(...ofGateway(warnings));
   if (status) found.push(...ofProcess(status), ...ofTraffic(status, history));
   return [...found.filter(one => one.level === "bad"), ...found.filter(one => one.level === "warn")];
 }

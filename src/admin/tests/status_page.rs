@@ -30,7 +30,8 @@ fn members<'s>(script: &'s str, owner: &str) -> Vec<&'s str> {
 
 #[tokio::test]
 async fn page_reads_only_existing_json_keys() {
-    let (state, endpoints) = state();
+    let (mut state, endpoints) = state();
+    state.degraded = Arc::new(|| vec![("no_body", 1)]);
     let clock = state.clock;
     (0..2).for_each(|_| _ = endpoints[1].health.record(Outcome::ConnectFailure, clock.now(), &HealthPolicy::default()));
     state.parts.metrics.rejection(Some("default"), attache_types::error::Reason::QueueFull);
@@ -42,7 +43,9 @@ async fn page_reads_only_existing_json_keys() {
         known.extend(keys(&get_json(address, page).await));
     }
     let scripts = FILES.iter().filter(|file| file.name.ends_with(".js")).map(|file| file.text).collect::<String>();
-    for owner in ["record", "endpoint", "metrics", "ejection", "pool", "status", "model", "rejection", "certificate"] {
+    for owner in
+        ["record", "endpoint", "metrics", "ejection", "pool", "status", "model", "rejection", "certificate", "warning"]
+    {
         let read = members(&scripts, owner);
         assert!(!read.is_empty(), "{owner}");
         for key in read {
