@@ -4,7 +4,7 @@
 
 use super::number::{Unit, grouped_plain};
 
-/// Colours that a series may have; from the next on they come again, dashed.
+/// Colours that a series may have; from the next on they come again, with other dashes.
 pub const PALETTE: usize = 8;
 /// Height of a line of words, pixels.
 pub const LINE: f32 = 16.0;
@@ -27,6 +27,8 @@ pub enum Ink {
     Grid,
     /// A series, by its number.
     Series(usize),
+    /// The same in a plot of its own, where no other line can cover it: never dashed.
+    Alone(usize),
 }
 
 /// Where words stand by their place.
@@ -54,10 +56,10 @@ impl Anchor {
 /// One thing that is drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChartMark {
-    /// A line through two points or more.
+    /// A line of one stroke or more, with gaps between them.
     Line {
-        /// Points as (x, y), pixels.
-        points: Vec<(f32, f32)>,
+        /// The points of each stroke as (x, y), pixels.
+        strokes: Vec<Vec<(f32, f32)>>,
         /// What the line is drawn with.
         ink: Ink,
         /// Width of the stroke in pixels.
@@ -154,7 +156,7 @@ impl Scene {
     }
 
     fn line(&mut self, points: Vec<(f32, f32)>, ink: Ink, width: f32, label: &str) {
-        self.marks.push(ChartMark::Line { points, ink, width, label: label.to_owned() });
+        self.marks.push(ChartMark::Line { strokes: vec![points], ink, width, label: label.to_owned() });
     }
 }
 
@@ -248,7 +250,7 @@ pub struct Curve {
     pub ink: Ink,
     /// Width of the stroke in pixels.
     pub width: f32,
-    /// `(x, y)`, in the axes' values.
+    /// `(x, y)`, in the axes' values. No line is drawn to or from a point whose `y` is NaN.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -273,6 +275,8 @@ const LEFT: f32 = 58.0;
 const RIGHT: f32 = 18.0;
 /// Height below the axis from left to right: a line of ticks, and one with the name of the axis.
 const BELOW: f32 = 48.0;
+/// Length of the line before a name in the legend: long enough for its dashes, pixels.
+const SWATCH: f32 = 32.0;
 /// Least distance of two ticks on the axis from below upwards, pixels.
 const TICK_STEP: f32 = 34.0;
 
@@ -320,8 +324,11 @@ impl Plot {
         scene.words(middle, self.x.name, Ink::Muted, Anchor::Middle, false);
         scene.words((width - RIGHT, LINE), self.y.name, Ink::Muted, Anchor::End, false);
         for curve in &self.curves {
-            let points = curve.points.iter().map(|(at, value)| (x(*at), y(*value))).collect();
-            scene.line(points, curve.ink, curve.width, &curve.label);
+            let strokes = curve.points.split(|(_, value)| value.is_nan()).filter(|stroke| !stroke.is_empty());
+            let strokes =
+                strokes.map(|points| points.iter().map(|(at, value)| (x(*at), y(*value))).collect()).collect();
+            let (ink, width, label) = (curve.ink, curve.width, curve.label.clone());
+            scene.marks.push(ChartMark::Line { strokes, ink, width, label });
         }
         scene
     }
@@ -331,12 +338,12 @@ impl Plot {
         let (mut x, mut y) = (4.0, top);
         for curve in &self.curves {
             let label = fit(&curve.label, WIDEST_LABEL, false);
-            let wide = 24.0 + width_of(&label, false) + 14.0;
+            let wide = SWATCH + 6.0 + width_of(&label, false) + 14.0;
             if x > 4.0 && x + wide > self.size.0 {
                 (x, y) = (4.0, y + LINE);
             }
-            scene.line(vec![(x, y - 4.0), (x + 18.0, y - 4.0)], curve.ink, 3.0, "");
-            scene.words((x + 24.0, y), &label, Ink::Text, Anchor::Start, false);
+            scene.line(vec![(x, y - 4.0), (x + SWATCH, y - 4.0)], curve.ink, 3.0, "");
+            scene.words((x + SWATCH + 6.0, y), &label, Ink::Text, Anchor::Start, false);
             x += wide;
         }
         if self.curves.is_empty() { 0.0 } else { y - top + LINE }

@@ -9,7 +9,7 @@ use super::json::{Cell, Document, RunFigures};
 use super::number::{percent, seconds, three_digits, whole};
 use super::plots::{self, Inks};
 use super::svg::{self, Colours, DARK, LIGHT, escape};
-use super::table::{Column, VERDICT, columns, first_token, ratio};
+use super::table::{Column, VERDICT, columns, first_token, ratio, verdict_columns};
 use std::fmt::Write as _;
 
 const STYLE: &str = "
@@ -17,15 +17,19 @@ const STYLE: &str = "
 body{margin:0;background:var(--paper);color:var(--text);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1280px;margin:0 auto;padding:24px 20px 64px}
 h1{font-size:26px;margin:0}
-h2{font-size:20px;margin:44px 0 4px;border-top:1px solid var(--grid);padding-top:24px}
+h2{font-size:20px;margin:32px 0 4px;border-top:1px solid var(--grid);padding-top:24px;overflow-wrap:anywhere}
 h3{font-size:15px;margin:24px 0 4px}
-p{margin:4px 0 12px;max-width:100ch}
+p{margin:4px 0 12px;max-width:100ch;overflow-wrap:anywhere}
 a{color:var(--s0)}
+figure{margin:0}
 .muted,dd{color:var(--muted)}
 .scroll{overflow-x:auto;margin:8px 0 16px}
 table{border-collapse:collapse;font-size:12.5px;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{padding:4px 7px;text-align:right;border-bottom:1px solid var(--grid)}
 th{color:var(--muted);font-weight:500}
+.verdicts{font-size:15px;margin:12px 0 20px;white-space:normal}
+.verdicts th,.verdicts td{padding:7px 16px 7px 0}
+.verdicts td:first-child{overflow-wrap:anywhere}
 .words{text-align:left}
 tr.least td{font-weight:600}
 .better{color:var(--good)}
@@ -34,10 +38,22 @@ tr.least td{font-weight:600}
 .small{grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px}
 svg{width:100%;height:auto;display:block}
 pre{background:var(--card);padding:12px;overflow-x:auto;font-size:12.5px;white-space:pre-wrap;overflow-wrap:anywhere}
-summary{cursor:pointer;font-weight:600}
+details{border-top:1px solid var(--grid);padding:8px 0}
+details[open]{padding-bottom:20px}
+summary{cursor:pointer;font-weight:600;padding:4px 0}
 dt{font-weight:600}
 dd{margin:0 0 8px}
-@media print{main{max-width:none}section{break-inside:avoid}}
+@media (max-width:640px){
+main{padding:16px 12px 48px}
+.verdicts,.verdicts tbody,.verdicts tr,.verdicts td{display:block;width:100%}
+.verdicts thead{display:none}
+.verdicts tr{background:var(--card);border-radius:6px;padding:8px 12px;margin:0 0 10px}
+.verdicts td{display:flex;justify-content:space-between;gap:16px;padding:3px 0;border:0;text-align:right;white-space:nowrap}
+.verdicts td::before{content:attr(data-label);color:var(--muted);font-weight:400;text-align:left;white-space:normal}
+.verdicts td:first-child{font-weight:600;text-align:left}
+.verdicts td:first-child::before{display:none}
+}
+@media print{main{max-width:none}figure{break-inside:avoid}}
 ";
 
 /// Terms of the page with their explanations.
@@ -101,7 +117,7 @@ pub fn render(document: &Document) -> String {
     out.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
     let _ = write!(
         out,
-        "<title>Replay: what each policy buys</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media \
+        "<title>Replay report</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media \
          (prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n<main>\n",
         properties(&LIGHT, "#f2f1ed", "#006300", "#b3261e"),
         properties(&DARK, "#262624", "#4cc38a", "#ff8a80"),
@@ -111,7 +127,7 @@ pub fn render(document: &Document) -> String {
     let compared = if policies > 1 { format!(", compared with {}", escape(&document.baseline)) } else { String::new() };
     let _ = writeln!(
         out,
-        "<h1>What each policy buys</h1>\n<p class=\"muted\">{}, {}{compared}. Seed {}. Simulated by attache {}.</p>",
+        "<h1>Replay report</h1>\n<p class=\"muted\">{}, {}{compared}. Seed {}. Simulated by attache {}.</p>",
         counted(policies, "policy", "policies"),
         counted(cells.len(), "setting", "settings"),
         document.seed,
@@ -122,7 +138,7 @@ pub fn render(document: &Document) -> String {
     }
     let inks = Inks::of(document);
     for (number, cell) in cells.iter().enumerate() {
-        section(&mut out, number, cell, document, &inks);
+        section(&mut out, number, cell, document, &inks, cells.len() == 1);
     }
     words(&mut out);
     what_was_run(&mut out, document);
@@ -174,28 +190,32 @@ fn class(run: &RunFigures) -> &'static str {
     }
 }
 
-fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document, inks: &Inks<'_>) {
+fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document, inks: &Inks<'_>, open: bool) {
     let _ = writeln!(out, "<section id=\"cell-{number}\">\n<h2>{}</h2>", escape(&cell.name));
     let _ = writeln!(out, "<p>{}</p>", escape(&finding(cell, &document.baseline)));
-    table(out, cell, &document.baseline);
+    table(out, cell, &verdict_columns(cell, &document.baseline), "verdicts");
     failures(out, cell);
+    let _ = writeln!(out, "<details{}>\n<summary>Charts</summary>", if open { " open" } else { "" });
     out.push_str("<div class=\"plots\">\n");
     for scene in plots::all(cell, inks) {
-        let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
+        let _ = writeln!(out, "<figure>{}</figure>", svg::render(&scene));
     }
-    out.push_str("</div>\n");
+    out.push_str("</div>\n</details>\n");
     let small = plots::by_endpoint(cell, inks);
     if !small.is_empty() {
         out.push_str(
-            "<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint. Lines \
-             that diverge show uneven load.</p>\n<div class=\"plots small\">\n",
+            "<details>\n<summary>Requests in flight by endpoint</summary>\n<p class=\"muted\">Mean number of requests \
+             in batch and queue, one line for each endpoint. Lines that diverge show uneven load.</p>\n<div \
+             class=\"plots small\">\n",
         );
         for scene in small {
-            let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
+            let _ = writeln!(out, "<figure>{}</figure>", svg::render(&scene));
         }
-        out.push_str("</div>\n");
+        out.push_str("</div>\n</details>\n");
     }
-    out.push_str("</section>\n");
+    out.push_str("<details>\n<summary>All figures</summary>\n<div class=\"scroll\">");
+    table(out, cell, &columns(cell, &document.baseline), "");
+    out.push_str("</div>\n</details>\n</section>\n");
 }
 
 /// Lists reasons of rejected and lost requests with their counts.
@@ -230,34 +250,36 @@ fn finding(cell: &Cell<'_>, baseline: &str) -> String {
     text
 }
 
-fn table(out: &mut String, cell: &Cell<'_>, baseline: &str) {
-    let columns = columns(cell, baseline);
+/// A row for each run. On narrow screens a table of the class `verdicts` becomes a list of cards, whose labels are the
+/// headings.
+fn table(out: &mut String, cell: &Cell<'_>, columns: &[Column], style: &str) {
     let words = |column: &Column| if column.words { " class=\"words\"" } else { "" };
-    out.push_str("<div class=\"scroll\"><table>\n<tr>");
-    for column in &columns {
+    let _ = write!(out, "<table class=\"{style}\">\n<thead><tr>");
+    for column in columns {
         let _ = write!(out, "<th{}>{}</th>", words(column), escape(&column.heading));
     }
-    out.push_str("</tr>\n");
+    out.push_str("</tr></thead>\n<tbody>\n");
     for (row, run) in cell.runs.iter().enumerate() {
         out.push_str(if cell.is_lowest(run) { "<tr class=\"least\">" } else { "<tr>" });
-        for column in &columns {
+        for column in columns {
             let text = escape(column.cells.get(row).map(String::as_str).unwrap_or_default());
+            let label = escape(&column.heading);
             let _ = match column.heading == VERDICT {
-                true => write!(out, "<td class=\"words {}\">{text}</td>", class(run)),
-                false => write!(out, "<td{}>{text}</td>", words(column)),
+                true => write!(out, "<td data-label=\"{label}\" class=\"words {}\">{text}</td>", class(run)),
+                false => write!(out, "<td data-label=\"{label}\"{}>{text}</td>", words(column)),
             };
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</table></div>\n");
+    out.push_str("</tbody></table>\n");
 }
 
 fn words(out: &mut String) {
-    out.push_str("<section>\n<h2>How to read this</h2>\n<dl>\n");
+    out.push_str("<section>\n<details>\n<summary>How to read this</summary>\n<dl>\n");
     for (word, meaning) in WORDS {
         let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", escape(word), escape(meaning));
     }
-    out.push_str("</dl>\n</section>\n");
+    out.push_str("</dl>\n</details>\n");
 }
 
 fn what_was_run(out: &mut String, document: &Document) {
@@ -284,5 +306,5 @@ fn what_was_run(out: &mut String, document: &Document) {
     if !document.config.is_empty() {
         let _ = write!(out, "<h3>Config</h3>\n<pre>{}</pre>\n", escape(&document.config));
     }
-    out.push_str("</details>\n");
+    out.push_str("</details>\n</section>\n");
 }

@@ -1,6 +1,6 @@
 //! Which plots a report has. Called by [`super::html`] and [`super::svg`]. Pure.
 
-use super::chart::{Axis, Bar, Curve, Ink, PALETTE, Plot, Scale, Scene, bars, range};
+use super::chart::{Axis, Bar, Curve, Ink, Plot, Scale, Scene, bars, range};
 use super::json::{Cell, Distribution, Document, EndpointFigures, PointFigures, RunFigures};
 use super::number::{Unit, seconds, three_digits, whole};
 use crate::tally::share;
@@ -35,10 +35,6 @@ impl<'d> Inks<'d> {
     fn ink(&self, run: &RunFigures) -> Ink {
         Ink::Series(self.number(run))
     }
-
-    fn undashed(&self, run: &RunFigures) -> Ink {
-        Ink::Series(self.number(run) % PALETTE)
-    }
 }
 
 /// The plots of a picture: for each cell the distribution and the mean of the time to the first token.
@@ -47,7 +43,7 @@ pub(super) fn summary(document: &Document) -> Vec<Scene> {
     let cells = document.cells();
     let of = |cell: &Cell<'_>| {
         let mut plot = first_token(cell, &inks);
-        plot.title = format!("Time to first token: {}", cell.name);
+        plot.title = format!("TTFT, share of requests up to this time: {}", cell.name);
         plot.size = (WIDTH * 1.4, HEIGHT * 1.2);
         [plot.draw(), mean_first_token(cell, &inks, WIDTH * 1.4)]
     };
@@ -58,13 +54,14 @@ pub(super) fn summary(document: &Document) -> Vec<Scene> {
 pub(super) fn all(cell: &Cell<'_>, inks: &Inks<'_>) -> Vec<Scene> {
     let mut scenes = vec![first_token(cell, inks).draw()];
     if cell.runs.iter().any(|run| run.tpot.count > 0) {
-        scenes.push(
-            distribution("Time per output token (TPOT)", "time per output token", cell, inks, |run| &run.tpot).draw(),
-        );
+        let title = "TPOT: share of requests up to this time per output token";
+        scenes.push(distribution(title, "time per output token, logarithmic", cell, inks, |run| &run.tpot).draw());
     }
     if cell.runs.iter().any(|run| !run.timeline.is_empty()) {
-        scenes.push(over_time("Hit rate", "of prompt tokens", Unit::Share, cell, inks, hit_rate));
-        scenes.push(over_time("Requests in flight", "all endpoints", Unit::Plain, cell, inks, in_flight_in_all));
+        let title = "Hit rate: cached part of the prompt tokens, %";
+        scenes.push(over_time(title, Unit::Share, cell, inks, hit_rate));
+        let title = "Requests in flight on all endpoints, mean";
+        scenes.push(over_time(title, Unit::Plain, cell, inks, in_flight_in_all));
     }
     match cell.runs.as_slice() {
         // A single bar says nothing.
@@ -79,10 +76,10 @@ fn figures(cell: &Cell<'_>, inks: &Inks<'_>) -> [Scene; 3] {
     let plain = |value: f64, unit: &str| (value, format!("{}{unit}", three_digits(value)));
     [
         mean_first_token(cell, inks, WIDTH),
-        bar_plot("Busiest endpoint's prompt work by the mean one", cell, inks, WIDTH, |run| {
+        bar_plot("Imbalance: prompt tokens computed, busiest endpoint / mean", cell, inks, WIDTH, |run| {
             Some(plain(run.imbalance?.max_over_mean, ""))
         }),
-        bar_plot("GPU seconds saved by cached prompt tokens", cell, inks, WIDTH, |run| {
+        bar_plot("GPU time saved by cached prompt tokens, seconds", cell, inks, WIDTH, |run| {
             Some(plain(run.gpu_seconds_saved, " s"))
         }),
     ]
@@ -94,24 +91,28 @@ fn work(run: &RunFigures, inks: &Inks<'_>) -> Scene {
         let tokens = endpoint.prompt_tokens.saturating_sub(endpoint.cached_tokens);
         Bar { label: endpoint.label(number), value: tokens as f64, words: whole(tokens), ink: inks.ink(run) }
     };
-    bars("Prompt tokens computed", &run.endpoints.iter().enumerate().map(bar).collect::<Vec<_>>(), WIDTH)
+    bars(
+        "Prompt tokens computed by each endpoint",
+        &run.endpoints.iter().enumerate().map(bar).collect::<Vec<_>>(),
+        WIDTH,
+    )
 }
 
 /// Requests in flight by endpoint: one small plot for each policy, all over the same axes.
 pub(super) fn by_endpoint(cell: &Cell<'_>, inks: &Inks<'_>) -> Vec<Scene> {
+    let start = start(cell);
     let runs: Vec<_> =
-        cell.runs.iter().filter(|run| !run.timeline.is_empty()).map(|run| (run, in_flight(run))).collect();
+        cell.runs.iter().filter(|run| !run.timeline.is_empty()).map(|run| (run, in_flight(run, start))).collect();
     let values = |of: fn(&(f64, f64)) -> f64| {
         let points = runs.iter().flat_map(|(_, lines)| lines.iter().flatten());
         range(points.map(of).collect::<Vec<_>>(), Scale::Linear)
     };
-    let x = Axis { name: "virtual time", unit: Unit::Seconds, scale: Scale::Linear, range: values(|point| point.0) };
+    let x = Axis { name: SINCE_START, unit: Unit::Seconds, scale: Scale::Linear, range: values(|point| point.0) };
     let y = Axis { name: "", unit: Unit::Plain, scale: Scale::Linear, range: values(|point| point.1) };
     let plot = |(run, lines): &(&&RunFigures, Vec<Vec<(f64, f64)>>)| {
         let curve = |(endpoint, points): (usize, &Vec<(f64, f64)>)| Curve {
             label: run.endpoints.get(endpoint).map(|e| e.label(endpoint)).unwrap_or_default(),
-            // Thin lines are not dashed: the title says whose they are.
-            ink: inks.undashed(run),
+            ink: Ink::Alone(inks.number(run)),
             width: 0.8,
             points: points.clone(),
         };
@@ -121,28 +122,60 @@ pub(super) fn by_endpoint(cell: &Cell<'_>, inks: &Inks<'_>) -> Vec<Scene> {
     runs.iter().map(plot).collect()
 }
 
+/// The name of axes of time.
+const SINCE_START: &str = "virtual time since the first request";
+
+/// Virtual time of the first request of a cell, seconds. All runs of a cell have the same requests.
+fn start(cell: &Cell<'_>) -> f64 {
+    let first = |run: &&RunFigures| run.timeline.iter().find(|point| is_busy(point)).map(|point| point.from_seconds);
+    cell.runs.iter().filter_map(first).reduce(f64::min).unwrap_or_default()
+}
+
+/// Whether an endpoint had a request.
+fn is_busy(point: &PointFigures) -> bool {
+    point.prefix_queries > 0 || point.in_flight.iter().any(|requests| *requests > 0.0)
+}
+
 /// For each endpoint, its mean load over at most [`TIME_POINTS`] stretches of time.
-fn in_flight(run: &RunFigures) -> Vec<Vec<(f64, f64)>> {
+fn in_flight(run: &RunFigures, start: f64) -> Vec<Vec<(f64, f64)>> {
     let endpoints = run.timeline.iter().map(|point| point.in_flight.len()).max().unwrap_or_default();
-    let line = |endpoint: usize| over_stretches(run, |points| mean(points, |p| p.in_flight.get(endpoint).copied()));
+    let line =
+        |endpoint: usize| over_stretches(run, start, |points| mean(points, |p| p.in_flight.get(endpoint).copied()));
     (0..endpoints).map(line).collect()
 }
 
-fn in_flight_in_all(run: &RunFigures) -> Vec<(f64, f64)> {
-    over_stretches(run, |points| mean(points, |point| Some(point.in_flight.iter().sum())))
+fn in_flight_in_all(run: &RunFigures, start: f64) -> Vec<(f64, f64)> {
+    over_stretches(run, start, |points| mean(points, |point| Some(point.in_flight.iter().sum())))
 }
 
-fn hit_rate(run: &RunFigures) -> Vec<(f64, f64)> {
-    over_stretches(run, |points| {
+fn hit_rate(run: &RunFigures, start: f64) -> Vec<(f64, f64)> {
+    over_stretches(run, start, |points| {
         let sum = |of: fn(&PointFigures) -> u64| points.iter().map(of).sum();
         share(sum(|point| point.prefix_hits), sum(|point| point.prefix_queries))
     })
 }
 
-/// `(the end, the value)` of at most [`TIME_POINTS`] stretches of time, without those that have no value.
-fn over_stretches(run: &RunFigures, of: impl Fn(&[PointFigures]) -> Option<f64>) -> Vec<(f64, f64)> {
+/// `(seconds since start, value)` at the end of at most [`TIME_POINTS`] stretches of time, and at the beginning of the
+/// first one of each line. A NaN stands for a stretch without requests or without a value: no line crosses it.
+fn over_stretches(run: &RunFigures, start: f64, of: impl Fn(&[PointFigures]) -> Option<f64>) -> Vec<(f64, f64)> {
     let step = run.timeline.len().div_ceil(TIME_POINTS).max(1);
-    run.timeline.chunks(step).filter_map(|points| Some((points.last()?.until_seconds, of(points)?))).collect()
+    let mut line: Vec<(f64, f64)> = Vec::new();
+    for points in run.timeline.chunks(step) {
+        let ([first, ..], [.., last]) = (points, points) else { continue };
+        let is_open = line.last().is_some_and(|(_, value)| !value.is_nan());
+        let (from, until) = (first.from_seconds - start, last.until_seconds - start);
+        match points.iter().any(is_busy).then(|| of(points)).flatten() {
+            Some(value) => {
+                if !is_open {
+                    line.push((from, value));
+                }
+                line.push((until, value));
+            }
+            None if is_open => line.push((from, f64::NAN)),
+            None => {}
+        }
+    }
+    line
 }
 
 fn mean(points: &[PointFigures], of: impl Fn(&PointFigures) -> Option<f64>) -> Option<f64> {
@@ -151,7 +184,8 @@ fn mean(points: &[PointFigures], of: impl Fn(&PointFigures) -> Option<f64>) -> O
 }
 
 fn first_token(cell: &Cell<'_>, inks: &Inks<'_>) -> Plot {
-    distribution("Time to first token (TTFT)", "time to first token", cell, inks, |run| &run.ttft)
+    let title = "TTFT: share of requests up to this time to first token";
+    distribution(title, "time to first token, logarithmic", cell, inks, |run| &run.ttft)
 }
 
 fn distribution(
@@ -172,7 +206,7 @@ fn distribution(
     Plot {
         title: title.to_owned(),
         x: Axis { name, unit: Unit::Seconds, scale: Scale::Log, range: range(times, Scale::Log) },
-        y: Axis { name: "requests within", unit: Unit::Share, scale: Scale::Linear, range: (0.0, 1.0) },
+        y: Axis { name: "", unit: Unit::Share, scale: Scale::Linear, range: (0.0, 1.0) },
         curves,
         size: (WIDTH, HEIGHT),
         legend: true,
@@ -180,7 +214,7 @@ fn distribution(
 }
 
 fn mean_first_token(cell: &Cell<'_>, inks: &Inks<'_>, width: f32) -> Scene {
-    bar_plot("Mean time to first token", cell, inks, width, |run| Some((run.ttft.mean?, seconds(run.ttft.mean?))))
+    bar_plot("TTFT: mean time to first token", cell, inks, width, |run| Some((run.ttft.mean?, seconds(run.ttft.mean?))))
 }
 
 fn bar_plot(
@@ -199,23 +233,24 @@ fn bar_plot(
 
 fn over_time(
     title: &str,
-    name: &'static str,
     unit: Unit,
     cell: &Cell<'_>,
     inks: &Inks<'_>,
-    of: fn(&RunFigures) -> Vec<(f64, f64)>,
+    of: fn(&RunFigures, f64) -> Vec<(f64, f64)>,
 ) -> Scene {
+    let start = start(cell);
     let curve =
-        |run: &&RunFigures| Curve { label: run.policy.clone(), ink: inks.ink(run), width: 1.5, points: of(run) };
+        |run: &&RunFigures| Curve { label: run.policy.clone(), ink: inks.ink(run), width: 1.5, points: of(run, start) };
     let curves: Vec<Curve> = cell.runs.iter().map(curve).collect();
     let values = |of: fn(&(f64, f64)) -> f64| {
         range(curves.iter().flat_map(|curve| curve.points.iter().map(of)).collect::<Vec<_>>(), Scale::Linear)
     };
-    let y = if unit == Unit::Share { (0.0, 1.0) } else { values(|point| point.1) };
+    let (low, high) = values(|point| point.1);
+    let y = if unit == Unit::Share { (low, high.min(1.0)) } else { (low, high) };
     Plot {
         title: title.to_owned(),
-        x: Axis { name: "virtual time", unit: Unit::Seconds, scale: Scale::Linear, range: values(|point| point.0) },
-        y: Axis { name, unit, scale: Scale::Linear, range: y },
+        x: Axis { name: SINCE_START, unit: Unit::Seconds, scale: Scale::Linear, range: values(|point| point.0) },
+        y: Axis { name: "", unit, scale: Scale::Linear, range: y },
         curves,
         size: (WIDTH, HEIGHT),
         legend: true,

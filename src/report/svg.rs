@@ -50,15 +50,22 @@ impl Colours {
             Ink::Text => self.text,
             Ink::Muted => self.muted,
             Ink::Grid => self.grid,
-            Ink::Series(number) => self.series.get(number % PALETTE).copied().unwrap_or(self.text),
+            Ink::Series(number) | Ink::Alone(number) => self.series.get(number % PALETTE).copied().unwrap_or(self.text),
         }
     }
 }
 
-/// Whether a series is dashed, as its colour is another's too.
+/// Dashes and gaps of each series, pixels. The first series is solid. Lines are drawn in the order of the series, so a
+/// line that another one covers shows in the gaps.
+const DASHES: [&str; PALETTE] = ["", "9 5", "2 4", "12 4 3 4", "5 3", "2 7", "16 6", "6 3 2 3 2 3"];
+
+/// The dashes of a series; empty for a solid line.
 #[must_use]
-pub fn dashed(ink: Ink) -> bool {
-    matches!(ink, Ink::Series(number) if number / PALETTE % 2 == 1)
+pub fn dashes(ink: Ink) -> &'static str {
+    let Ink::Series(number) = ink else { return "" };
+    // A colour that comes again has other dashes than before.
+    let at = (number + number / PALETTE * 3) % PALETTE;
+    DASHES.get(at).copied().unwrap_or_default()
 }
 
 fn paint(ink: Ink) -> String {
@@ -66,7 +73,7 @@ fn paint(ink: Ink) -> String {
         Ink::Text => "text".to_owned(),
         Ink::Muted => "muted".to_owned(),
         Ink::Grid => "grid".to_owned(),
-        Ink::Series(number) => format!("s{}", number % PALETTE),
+        Ink::Series(number) | Ink::Alone(number) => format!("s{}", number % PALETTE),
     };
     format!("var(--{name},{})", LIGHT.of(ink))
 }
@@ -134,10 +141,13 @@ fn element(out: &mut String, scene: &Scene, attributes: &str) {
     );
     for mark in &scene.marks {
         let _ = match mark {
-            ChartMark::Line { points, ink, width, label } => {
-                let dash = if dashed(*ink) { r#" stroke-dasharray="6 4""# } else { "" };
+            ChartMark::Line { strokes, ink, width, label } => {
+                let dash = match dashes(*ink) {
+                    "" => String::new(),
+                    dashes => format!(r#" stroke-dasharray="{dashes}""#),
+                };
                 let title = if label.is_empty() { String::new() } else { format!("<title>{}</title>", escape(label)) };
-                let path = path(points);
+                let path: String = strokes.iter().map(|points| path(points)).collect();
                 let paint = paint(*ink);
                 write!(
                     out,

@@ -91,6 +91,13 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
     columns.all
 }
 
+/// The columns that say which policy is best; the first is the policy.
+pub(super) fn verdict_columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
+    let mut columns = Columns { cell, baseline, all: Vec::new() };
+    columns.verdict();
+    columns.all
+}
+
 /// Columns of one cell, added group by group.
 struct Columns<'c> {
     cell: &'c Cell<'c>,
@@ -197,21 +204,49 @@ impl Columns<'_> {
         }
     }
 
+    fn verdict(&mut self) {
+        let (first, whole_time) = (self.unit(|run| run.ttft.mean), self.unit(|run| run.latency.mean));
+        self.add("policy", 0, &|run| run.policy.clone());
+        self.add(&format!("TTFT mean, {}", first.name), 0, &|run| first.write(run.ttft.mean).into());
+        self.add(&format!("E2E mean, {}", whole_time.name), 0, &|run| whole_time.write(run.latency.mean).into());
+        self.add("hit rate", 0, &|run| or_none(run.hit_rate, percent));
+        if self.any(|run| run.requests.unanswered() > 0) {
+            self.add("not answered", 0, &|run| or_none(run.error_rate, percent));
+        }
+        if self.cell.runs.len() > 1 {
+            let baseline = self.baseline;
+            self.add("TTFT ratio (95 % interval)", 0, &change(baseline, "1", with_interval));
+            self.add(VERDICT, 0, &change(baseline, "baseline", |change| change.verdict.words().to_owned()));
+        }
+    }
+
     fn comparison(&mut self) {
         if self.cell.runs.len() < 2 {
             return;
         }
         let baseline = self.baseline;
-        let change = |itself: &'static str, of: fn(&MeanChange) -> String| {
-            move |run: &RunFigures| match first_token(run) {
-                Some(change) => of(&change),
-                None => if run.policy == baseline { itself } else { NONE }.to_owned(),
-            }
-        };
+        let change = |itself, of| change(baseline, itself, of);
         self.add("E2E ratio", 4, &|run| ratio(Some(run), baseline, |versus| versus.latency));
         self.add("ratio", 0, &change("1", |change| three_digits(change.ratio)));
         self.add("95 % interval", 4, &change(NONE, interval_words));
         self.add(VERDICT, 1, &change("baseline", |change| change.verdict.words().to_owned()));
+    }
+}
+
+fn with_interval(change: &MeanChange) -> String {
+    let ratio = three_digits(change.ratio);
+    change.ratio_interval.map_or_else(|| ratio.clone(), |_| format!("{ratio} ({})", interval_words(change)))
+}
+
+/// A column about the comparison with the baseline, which has `itself`.
+fn change<'b>(
+    baseline: &'b str,
+    itself: &'static str,
+    of: fn(&MeanChange) -> String,
+) -> impl Fn(&RunFigures) -> String + 'b {
+    move |run: &RunFigures| match first_token(run) {
+        Some(change) => of(&change),
+        None => if run.policy == baseline { itself } else { NONE }.to_owned(),
     }
 }
 

@@ -308,11 +308,81 @@ fn the_page_is_whole_and_needs_nothing_else() {
     );
     has("chat <1>, endpoints 2, speed 1.15");
     has("feed000000000001");
-    has("Time to first token (TTFT)");
-    has("GPU seconds saved by cached prompt tokens");
+    has("TTFT: share of requests up to this time to first token");
+    has("GPU time saved by cached prompt tokens, seconds");
     assert_eq!(page.matches("<svg ").count(), 2 * (7 + 2), "seven plots and two small ones in each cell");
     assert!(page.contains("prefers-color-scheme:dark"));
     assert!(!page.contains("NaN") && !page.contains("inf,") && !page.contains(" inf"), "all places are numbers");
+}
+
+#[test]
+fn page_begins_with_the_verdict_and_folds_the_rest() {
+    let page = html::render(document_once());
+    let section = page.split("<section").nth(1).unwrap();
+    let headings: Vec<&str> = section.split("<th").skip(1).map(|th| th.split(['>', '<']).nth(1).unwrap()).collect();
+    let expected = [
+        "",
+        "policy",
+        "TTFT mean, s",
+        "E2E mean, s",
+        "hit rate",
+        "not answered",
+        "TTFT ratio (95 % interval)",
+        "verdict",
+    ];
+    assert_eq!(headings[..8], expected, "the first table");
+    let (before, after) = section.split_once("<details").unwrap();
+    assert!(before.contains("0.500 (0.500 .. 0.500)") && before.contains(">better<"), "{before}");
+    assert!(!before.contains("<svg") && after.contains("<svg") && after.contains("ITL mean"), "all else is folded");
+    // On a narrow screen, each figure has its heading beside it.
+    assert!(before.contains("data-label=\"hit rate\""));
+}
+
+#[test]
+fn lines_that_lie_on_each_other_have_different_dashes() {
+    use super::chart::{Ink, PALETTE};
+    let dashes: Vec<&str> = (0..2 * PALETTE).map(|number| svg::dashes(Ink::Series(number))).collect();
+    for (number, dash) in dashes[..PALETTE].iter().enumerate() {
+        assert!(!dashes[..number].contains(dash), "{number}: {dash}");
+        assert_ne!(dashes[number], dashes[number + PALETTE], "{number}: the colour comes again");
+    }
+    assert_eq!(svg::dashes(Ink::Alone(3)), "");
+    assert!(html::render(document_once()).contains("stroke-dasharray"));
+}
+
+/// Requests from 1,000 s on, none from 1,020 s to 1,060 s.
+#[test]
+fn charts_begin_with_the_first_request_and_skip_idle_time() {
+    let mut run = RunResult { tally: Tally::new(1), ..run("random", "1.0", 0) };
+    for second in 0..1_080u64 {
+        let busy = (1_000..1_020).contains(&second) || second >= 1_060;
+        let asked = second.clamp(1_000, 1_020) - 1_000 + second.saturating_sub(1_060);
+        let sample = Sample {
+            running: u32::from(busy),
+            waiting: 0,
+            kv_usage: 0.1,
+            prefix_queries: asked * 100,
+            prefix_hits: asked * 50,
+        };
+        run.tally.sample(Timestamp(second * 1_000_000_000), &[sample]);
+    }
+    let document = Report { runs: vec![run], ..Report::default() }.document();
+    let scenes = plots::all(&document.cells()[0], &plots::Inks::of(&document));
+    let scene = scenes.iter().find(|scene| scene.name.starts_with("Requests in flight")).unwrap();
+    let lines: Vec<_> = (scene.marks.iter())
+        .filter_map(|mark| match mark {
+            chart::ChartMark::Line { strokes, ink: chart::Ink::Series(_), label, .. } if !label.is_empty() => {
+                Some(strokes)
+            }
+            _ => None,
+        })
+        .collect();
+    let [strokes] = lines[..] else { panic!("{lines:?}") };
+    assert_eq!(strokes.len(), 2, "one line before the pause and one after: {strokes:?}");
+    let (first, second) = (strokes[0].first().unwrap().0, strokes[1].first().unwrap().0);
+    let (end, width) = (strokes[0].last().unwrap().0, strokes[1].last().unwrap().0 - first);
+    assert!(first < scene.width * 0.2, "the axis begins at the first request, not 1,000 s before: {first}");
+    assert!(second - end > width * 0.3, "the pause is empty: {strokes:?}");
 }
 
 #[test]
@@ -322,7 +392,7 @@ fn the_page_of_a_single_run_compares_nothing() {
     let texts = read_page(&page).unwrap();
     let has = |text: &str| texts.iter().any(|t| t.contains(text));
     assert!(has("Cached prompt tokens saved 5.00 GPU seconds.") && has("Prompt tokens computed") && has("server-1"));
-    assert!(!has("compared with") && !has("GPU seconds saved by"));
+    assert!(!has("compared with") && !has("GPU time saved by"));
 }
 
 #[test]
@@ -347,7 +417,7 @@ fn svg_picture_shows_the_main_plots_of_each_cell() {
     let picture = svg::picture(document);
     let texts = read_page(&picture).unwrap();
     assert_eq!(picture.matches("<svg ").count(), 1 + 2 * document.cells().len(), "two plots a cell, and the frame");
-    assert!(texts.iter().any(|text| text.contains("Time to first token")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("TTFT, share of requests up to this time")), "{texts:?}");
     assert!(picture.contains(svg::LIGHT.paper) && !picture.contains("NaN"));
     // Plots lie below each other, inside the frame.
     let tops: Vec<f32> =
@@ -475,7 +545,7 @@ mod axes {
             let inside = |x: f32, y: f32| x >= 0.0 && x <= scene.width && y >= 0.0 && y <= scene.height;
             for mark in &scene.marks {
                 match mark {
-                    ChartMark::Line { points, .. } => prop_assert!(points.iter().all(|(x, y)| inside(*x, *y)), "{:?}", mark),
+                    ChartMark::Line { strokes, .. } => prop_assert!(strokes.iter().flatten().all(|(x, y)| inside(*x, *y)), "{:?}", mark),
                     ChartMark::Words { x, y, .. } => prop_assert!(inside(*x, *y), "{:?}", mark),
                     ChartMark::Box { .. } => {}
                 }
