@@ -27,7 +27,7 @@ pub(crate) async fn rows(endpoints: &[SocketAddr]) -> Result<Vec<[String; 4]>, E
         let mut totals = [[0; 2]; 2];
         for (at, count) in REQUESTS.into_iter().enumerate() {
             totals[0][at] = noop(endpoints, &exchange, count).await?;
-            totals[1][at] = attache(endpoints, &exchange, count).await?;
+            totals[1][at] = attache(endpoints, &exchange, count, &[]).await?;
         }
         let [noop, attache] = totals.map(|[few, many]| (many - few) / (REQUESTS[1] - REQUESTS[0]));
         rows.push([
@@ -37,7 +37,27 @@ pub(crate) async fn rows(endpoints: &[SocketAddr]) -> Result<Vec<[String; 4]>, E
             "–".to_owned(),
         ]);
     }
+    rows.push(traced(endpoints).await?);
     Ok(rows)
+}
+
+/// What traces of 1 % of the requests cost. The collector is the model server, which accepts every POST.
+async fn traced(endpoints: &[SocketAddr]) -> Result<[String; 4], Error> {
+    let exchange = Exchange::new(chat(2_000, false, 1), &[http_load::ANSWER.into()], "application/json");
+    let collector = format!("http://{}", endpoints[0]);
+    let traces = ["--otlp-endpoint", &collector, "--trace-ratio", "0.01"];
+    let mut totals = [[0; 2]; 2];
+    for (at, count) in REQUESTS.into_iter().enumerate() {
+        totals[0][at] = attache(endpoints, &exchange, count, &[]).await?;
+        totals[1][at] = attache(endpoints, &exchange, count, &traces).await?;
+    }
+    let [without, with] = totals.map(|[few, many]| (many - few) / (REQUESTS[1] - REQUESTS[0]));
+    Ok([
+        "instructions a request, 2 KB chat, traces of 1 %".to_owned(),
+        format!("{with}, without {without}"),
+        format!("{:+.2} %", (with as f64 / without as f64 - 1.0) * 100.0),
+        "–".to_owned(),
+    ])
 }
 
 /// `valgrind`, which writes its counts to this file when the program ends.
@@ -56,7 +76,7 @@ async fn noop(endpoints: &[SocketAddr], exchange: &Exchange, count: u64) -> Resu
     end(&mut process, counts.path().join("counts")).await
 }
 
-async fn attache(endpoints: &[SocketAddr], exchange: &Exchange, count: u64) -> Result<u64, Error> {
+async fn attache(endpoints: &[SocketAddr], exchange: &Exchange, count: u64, more: &[&str]) -> Result<u64, Error> {
     let counts = scratch("instructions");
     let mut command = valgrind(&counts.path().join("counts"));
     command.arg(env!("CARGO_BIN_EXE_attache"));
@@ -69,7 +89,8 @@ async fn attache(endpoints: &[SocketAddr], exchange: &Exchange, count: u64) -> R
         "server": { "workers": 1, "drain": { "minDelay": "0s", "deadline": "5s" } },
         "pools": [{ "name": "default", "strategy": "least-request", "scrape": scrape, "endpoints": endpoints }],
     });
-    let arguments = ["--config-text".to_owned(), config.to_string()];
+    let config = ["--config-text".to_owned(), config.to_string()];
+    let arguments: Vec<String> = config.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect();
     let mut picker = AttacheProcess::with_command(command, &arguments).await;
     load::play_count(picker.grpc, exchange, count).await?;
     end(&mut picker.process, counts.path().join("counts")).await

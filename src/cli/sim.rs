@@ -152,6 +152,10 @@ pub struct Args {
     /// Time without a request after which a server closes an HTTP/1.1 connection, as uvicorn does; 0s keeps it open.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(config::DEFAULT_KEEP_ALIVE))]
     keep_alive_timeout: Time,
+    /// Send a span of each finished request to this collector, as vLLM does; OTLP over HTTP.
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL")]
+    otlp_traces_endpoint: Option<String>,
     /// Faults from the start, as JSON (see below).
     #[arg(long, value_name = "JSON", value_parser = parse_faults, default_value = "{}")]
     faults: Faults,
@@ -462,6 +466,7 @@ impl Args {
                 kv_events: self.kv_events.config(),
                 pd: self.pd.config(self.data_parallel_size),
                 faults: self.faults,
+                spans: None,
             },
         }
     }
@@ -477,8 +482,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         builder.worker_threads(workers.get());
     }
     let runtime = builder.enable_all().build().context("start the runtime")?;
-    runtime.block_on(serve_until_told(&args.config()))?;
-    Ok(ExitCode::SUCCESS)
+    runtime.block_on(async {
+        #[cfg(feature = "otlp")]
+        let traces = args.otlp_traces_endpoint.as_deref().map(spans::export).transpose()?;
+        #[cfg_attr(not(feature = "otlp"), expect(unused_mut, reason = "traces need the feature"))]
+        let mut config = args.config();
+        #[cfg(feature = "otlp")]
+        if let Some(traces) = &traces {
+            config.server.spans = Some(traces.sink());
+        }
+        serve_until_told(&config).await?;
+        #[cfg(feature = "otlp")]
+        if let Some(traces) = traces {
+            traces.shutdown().await;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
 }
 
 async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
@@ -506,5 +525,7 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[cfg(feature = "otlp")]
+mod spans;
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
 use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
-use attache_picker::event::{DecisionRecord, End, Limit, NameObserver, Outcome, REJECTED};
+use attache_picker::event::{DecisionRecord, DecisionTrace, End, Limit, NameObserver, Outcome, REJECTED};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
@@ -32,7 +32,7 @@ use attache_picker::tenant::Tenant;
 use attache_picker::warming::Warming;
 use attache_protocol::{self as protocol, Api, BodyFormat};
 use attache_scheduling::scheduler::Subset;
-use attache_telemetry::trace::RequestSpan;
+use attache_telemetry::trace::{RequestSpan, Step as TraceStep};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Fault, Reason, RequestError};
 use attache_types::rng::PickRng;
@@ -43,6 +43,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::Struct;
 use form::FormUpload;
+pub use gateway_call::GatewayCall;
 use http::uri::Authority;
 use queueing::QueueState;
 use splitting::Splitting;
@@ -56,10 +57,11 @@ mod answering;
 mod destination;
 mod disconnect;
 mod form;
-mod gateway_authority;
+mod gateway_call;
 mod listing;
 mod queueing;
 mod request_headers;
+mod spans;
 mod splitting;
 mod token_wait;
 mod uploading;
@@ -138,8 +140,7 @@ enum BodyEnd {
 pub struct Exchange {
     processor: Arc<Processor>,
     config: Arc<ActiveConfig>,
-    /// The `:authority` of the gateway's call.
-    called: Option<Authority>,
+    call: GatewayCall,
     opened: Timestamp,
     modes: Option<Modes>,
     request: RequestSide,
@@ -154,7 +155,7 @@ pub struct Exchange {
     form: Option<Box<FormUpload>>,
     /// The client's connection to Envoy.
     connection: Option<u64>,
-    span: Option<Box<RequestSpan>>,
+    span: Option<RequestSpan>,
     in_flight: Option<Box<InFlight>>,
     outcome: Option<Outcome>,
     last_seen: Timestamp,
@@ -175,7 +176,7 @@ impl Exchange {
         let picker = &processor.picker;
         Self {
             config: picker.config(),
-            called: None,
+            call: GatewayCall::default(),
             opened: now,
             modes: None,
             request: RequestSide::Opened,
@@ -436,9 +437,10 @@ impl Exchange {
         // In the other modes, Envoy's `message_timeout` limits the time to reply.
         let may_wait = self.modes().request == BodyMode::FullDuplex;
         let is_whole = matches!(point, DecisionPoint::Body(BodyEnd::Whole | BodyEnd::WholeAndWarm));
+        let times = self.span.as_ref().and_then(RequestSpan::times);
         let view = RequestView {
             head: &self.head,
-            called: gateway_authority::name(&self.called),
+            called: self.call.authority(),
             api: self.api,
             response_id: self.response_id.as_deref(),
             subset: self.subset.as_ref(),
@@ -456,6 +458,7 @@ impl Exchange {
             may_wait,
             opens: matches!(point, DecisionPoint::Headers(false)),
             has_turn: self.queueing.is_dequeued(),
+            trace: times.as_ref().map(|times| times as &dyn DecisionTrace),
         };
         let rng = &mut self.rng.clone();
         let mut step = decide::decide(&self.processor.picker, &self.config, &view, &mut self.allowance, rng);
@@ -464,6 +467,9 @@ impl Exchange {
             plan.permits = self.allowance.take();
             plan.admitted = self.queueing.take_admitted().or(plan.admitted.take());
             plan.admitted.iter_mut().for_each(|admitted| self.queueing.landed(admitted));
+        }
+        if let Some(times) = times {
+            self.trace_decision(times, &step, now);
         }
         step
     }
@@ -484,7 +490,7 @@ impl Exchange {
     fn send_refusal(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
         self.body = Body::new(&self.processor.picker.buffered);
-        self.abandon_split();
+        self.abandon_split(now);
         // Frees queue capacity now, and not when Envoy closes this stream.
         self.queueing = QueueState::default();
         self.allowance = Allowance::default();
@@ -496,27 +502,33 @@ impl Exchange {
         self.processor.metrics.rejection(error.pool.as_deref(), error.reason);
         let (reason, path) = (error.reason.code(), self.head.path());
         tracing::debug!(reason, error = %error.message, path, "request rejected");
-        if let Some(span) = self.span.take() {
-            span.end(error.reason.status(), None, now);
-        }
         out.push_back(reply::refuse(error, self.api.dialect()));
     }
 
-    /// Adds the rejection to the decision log.
-    fn log_refusal(&self, error: &RequestError, now: Timestamp) {
+    /// Adds the rejection to the decision log, and ends the trace.
+    fn log_refusal(&mut self, error: &RequestError, now: Timestamp) {
+        let record = |exchange: &Self| DecisionRecord {
+            pool: error.pool.clone().unwrap_or_default(),
+            reason: error.reason.code(),
+            status: error.reason.status(),
+            end: REJECTED,
+            ..exchange.unrouted(now)
+        };
+        self.end_trace(now, record);
         let observer = &self.processor.picker.observer;
         if observer.keeps_decisions() {
-            observer.log(DecisionRecord {
-                ended: now,
-                request_id: self.head.request_id(),
-                api: self.api.name(),
-                pool: error.pool.clone().unwrap_or_default(),
-                reason: error.reason.code(),
-                status: error.reason.status(),
-                duration_ms: now.since(self.opened).as_secs_f64() * 1e3,
-                end: REJECTED,
-                ..DecisionRecord::default()
-            });
+            observer.log(record(self));
+        }
+    }
+
+    /// The record of a request that no endpoint gets.
+    fn unrouted(&self, now: Timestamp) -> DecisionRecord {
+        DecisionRecord {
+            ended: now,
+            request_id: self.head.request_id(),
+            api: self.api.name(),
+            duration_ms: now.since(self.opened).as_secs_f64() * 1e3,
+            ..DecisionRecord::default()
         }
     }
 

@@ -1,12 +1,12 @@
 //! A stream that has sent no byte of a message yet. It holds little memory: a pod can open many streams with 14 bytes
 //! each. Gateways send the first message with the headers, so it is there when the stream is polled first.
 
+use super::exchange::GatewayCall;
 use super::service::Service;
 use super::wire::{End, answer};
 use attache_serving::connections::OpenStream;
 use bytes::Bytes;
 use http::Response;
-use http::uri::Authority;
 use http_body::Body as _;
 use std::convert::Infallible;
 use std::future::Future;
@@ -47,7 +47,7 @@ struct Silent {
     service: Service,
     /// `None` once it has been handed on.
     first: Option<First>,
-    called: Option<Authority>,
+    call: GatewayCall,
     /// Set at the first poll without any bytes.
     timeout: Option<Pin<Box<Sleep>>>,
 }
@@ -58,9 +58,9 @@ impl Opening {
         Self(State::Refused(Some(response)))
     }
 
-    pub(super) fn of(service: Service, body: Body, stream: Option<OpenStream>, called: Option<Authority>) -> Self {
+    pub(super) fn of(service: Service, body: Body, stream: Option<OpenStream>, call: GatewayCall) -> Self {
         let first = Some(First { stream, ..First::new(body) });
-        Self(State::Silent(Silent { service, first, called, timeout: None }))
+        Self(State::Silent(Silent { service, first, call, timeout: None }))
     }
 }
 
@@ -102,7 +102,7 @@ impl Future for Opening {
         };
         if silent.poll_first(cx).is_ready() {
             let Some(first) = silent.first.take() else { return Poll::Pending };
-            return Poll::Ready(Ok(answer(silent.service.open(first, silent.called.take()))));
+            return Poll::Ready(Ok(answer(silent.service.open(first, std::mem::take(&mut silent.call)))));
         }
         if silent.poll_timeout(cx).is_pending() {
             return Poll::Pending;

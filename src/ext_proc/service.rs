@@ -5,7 +5,7 @@
 //! the client would get a truncated response with status 200. Some gateways half-close the stream after the request
 //! and wait for the decision, such as NGINX Gateway Fabric. Such a stream lives until the request is answered.
 
-use super::exchange::{Actions, Event, Exchange, ProtocolError};
+use super::exchange::{Actions, Event, Exchange, GatewayCall, ProtocolError};
 use super::opening::First;
 use super::prefiller::PendingCall;
 use super::processor::Processor;
@@ -20,7 +20,6 @@ use attache_picker::split::{LegProgress, PrefillLeg};
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use futures_core::Stream;
-use http::uri::Authority;
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -65,9 +64,9 @@ impl Service {
         Status::resource_exhausted("too many streams are open (`limits.maxStreams`)")
     }
 
-    /// Serves a stream from its first bytes. `called` is the `:authority` of the gateway's call.
-    pub(super) fn open(&self, first: First, called: Option<Authority>) -> Pump {
-        let exchange = Exchange::new(self.processor.clone(), self.clock.now()).called_as(called);
+    /// Serves a stream of the gateway's `call` from its first bytes.
+    pub(super) fn open(&self, first: First, call: GatewayCall) -> Pump {
+        let exchange = Exchange::new(self.processor.clone(), self.clock.now()).of_call(call);
         let held = self.processor.picker.buffered.nothing();
         Pump {
             inbound: Inbound::new(first, exchange.max_message_bytes(), held),

@@ -5,6 +5,7 @@
 //! longest message. A stream lives as long as its response, and thousands may be queued, so this module keeps no
 //! buffer between two messages. Compressed messages are rejected, because the server offers no compression.
 
+use super::exchange::GatewayCall;
 use super::opening::{First, Opening};
 use super::service::{Pump, Service};
 use attache_picker::body::Held;
@@ -80,13 +81,13 @@ where
             response.headers_mut().insert("grpc-accept-encoding", http::HeaderValue::from_static("identity"));
             return Opening::refused(response);
         }
-        let called = request.uri().authority().cloned();
+        let call = GatewayCall::of(request.uri(), request.headers());
         let (mut parts, body) = request.into_parts();
         let stream = match parts.extensions.remove::<Client>().map(Client::open) {
             Some(None) => return Opening::refused(self.0.refuse_stream().into_http()),
             stream => stream.flatten(),
         };
-        Opening::of(self.0.clone(), tonic::body::Body::new(body), stream, called)
+        Opening::of(self.0.clone(), tonic::body::Body::new(body), stream, call)
     }
 }
 

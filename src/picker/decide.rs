@@ -19,7 +19,7 @@ use super::reading::{report_ignored, report_unshown, understand};
 use super::recording::RequestReads;
 use super::split::PrefillOutcome;
 use super::warming::Warming;
-use crate::event::SplitOutcome;
+use crate::event::{DecisionTrace, SplitOutcome};
 use attache_disagg::{LegApi, Mode};
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
@@ -120,6 +120,8 @@ pub struct RequestView<'a> {
     pub has_turn: bool,
     /// The time for a prefill on another worker, if Attaché calls that worker.
     pub prefill_time: PrefillTime,
+    /// Times the steps, if the request is sampled for traces.
+    pub trace: Option<&'a dyn DecisionTrace>,
 }
 
 /// How long the gateway's body mode lets a prefill take before the request is dispatched.
@@ -369,6 +371,7 @@ pub(super) fn enter<R>(
     };
     let in_pool = |error: RequestError| error.in_pool(&runtime.pool.name);
     let rewritten = rewrite(config, runtime, q, request, rng).map_err(in_pool)?;
+    q.trace.inspect(|trace| trace.entered(&runtime.pool.name, &rewritten.target));
     let size = PromptSize::of(q, request);
     let facts = RequestFacts {
         model: &rewritten.target,

@@ -186,6 +186,7 @@ fn request_view<'a>(
         last: false,
         made: None,
         prefill_time: PrefillTime::Unbounded,
+        trace: None,
         may_wait: false,
         opens: false,
         has_turn: false,

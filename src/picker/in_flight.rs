@@ -67,7 +67,7 @@ pub struct OpenedRequest<'a> {
     pub request_id: String,
     /// The tenant for which the request is counted.
     pub tenant: &'a Tenant,
-    /// The trace, which ends together with the request.
+    /// The trace, if the request is sampled. It ends together with the request.
     pub span: Option<Box<dyn RequestTrace>>,
     /// Settings of the headers that are added to the response.
     pub settings: &'a ExchangeSettings,

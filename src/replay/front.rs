@@ -314,6 +314,7 @@ impl Front {
             opens: false,
             has_turn: admitted.is_some(),
             prefill_time: PrefillTime::Unbounded,
+            trace: None,
         };
         self.note_model(request.adapter.as_deref().unwrap_or(base));
         let step = decide::decide(&self.picker, &self.active, &view, &mut allowance, &mut rng.clone());

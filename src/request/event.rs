@@ -2,11 +2,12 @@
 //!
 //! The picker counts nothing itself. It hands events to observers that the process supplies: [`Observer`] for the
 //! process, [`PoolObserver`] for one pool, [`QueueObserver`] for one queue, [`NameObserver`] for one model or tenant,
-//! [`RequestTrace`] for one request. `telemetry` implements all of them. An event costs one call through a reference
+//! [`RequestTrace`] and [`DecisionTrace`] for one request. `telemetry` implements all of them. An event costs one call through a reference
 //! and no allocation.
 
 use crate::settings::ExplainSettings;
 use attache_disagg::Failure;
+use attache_pool::Endpoint;
 use attache_pool::health::Verdict;
 use attache_protocol::Usage;
 use attache_protocol::usage::UnreadCount;
@@ -15,7 +16,7 @@ use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// An event that concerns no single pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +53,13 @@ pub enum RequestEvent<'e> {
     Deadline(DeadlineOutcome),
     /// The response began with this HTTP status.
     Status(u16),
-    /// The first byte of a streamed response came so long after the request's headers.
-    FirstByte(Duration),
+    /// The first byte of a streamed response came.
+    FirstByte {
+        /// Time since the request's headers.
+        after: Duration,
+        /// The request's trace, if it is sampled.
+        exemplar: Option<Exemplar>,
+    },
     /// The request ended.
     Ended {
         /// How.
@@ -62,6 +68,8 @@ pub enum RequestEvent<'e> {
         after: Duration,
         /// Tokens that the server reported, none above what the request can cost.
         usage: Usage,
+        /// The request's trace, if it is sampled.
+        exemplar: Option<Exemplar>,
     },
 }
 
@@ -191,13 +199,37 @@ pub trait NameObserver: fmt::Debug + Send + Sync {
     fn event(&self, event: NameEvent);
 }
 
-/// The trace of one request, from its decision on.
+/// The trace of one sampled request, from its decision on.
 pub trait RequestTrace: fmt::Debug + Send {
+    /// Links a histogram's sample to this trace.
+    fn exemplar(&self, now: Timestamp) -> Exemplar;
+
     /// The first byte of the response's body came.
     fn first_byte(&mut self, now: Timestamp);
 
-    /// The response ended with this HTTP status; `completion_tokens` when the server reported them.
-    fn end(self: Box<Self>, status: u16, completion_tokens: Option<u64>, now: Timestamp);
+    /// The request ended, with this record. `served`: the endpoint that responded.
+    fn end(self: Box<Self>, record: &DecisionRecord, served: &Endpoint);
+}
+
+/// The steps of one decision about a sampled request. The decision itself reads no clock.
+pub trait DecisionTrace: fmt::Debug + Sync {
+    /// The pool is known, and the model name that the model server will get.
+    fn entered(&self, pool: &Arc<str>, model: &Arc<str>);
+
+    /// The prompt's lookup in the prefix index begins.
+    fn lookup_begins(&self);
+
+    /// The lookup has ended.
+    fn lookup_ends(&self);
+}
+
+/// The trace of a request, as an example for a sample of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exemplar {
+    /// The trace id of W3C Trace Context.
+    pub trace_id: [u8; 16],
+    /// Wall-clock time of the sample.
+    pub at: SystemTime,
 }
 
 /// The limit that a request exceeded.
@@ -517,6 +549,8 @@ pub struct DecisionRecord {
     pub prefill_failure: Option<&'static str>,
     /// Time from the decision until the prefill ended, milliseconds.
     pub prefill_ms: Option<f64>,
+    /// The strategy that chose the endpoint; empty for a rejected request.
+    pub strategy: Arc<str>,
     /// Why the endpoint was chosen, or the reason of the rejection.
     pub reason: &'static str,
     /// The second best endpoint, if scores decided and the request was not split.

@@ -5,7 +5,9 @@ use crate::engine::EngineConfig;
 use crate::faults::Faults;
 use crate::kv_events::KvEventsConfig;
 use crate::pd::{PdConfig, ServerRole};
+use crate::spans::SpanSink;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// 4 servers: enough that a good choice and a bad one differ.
@@ -83,6 +85,8 @@ pub struct ServerConfig {
     pub pd: PdConfig,
     /// What goes wrong from the start.
     pub faults: Faults,
+    /// Exports a span of each finished request; none when `None`.
+    pub spans: Option<Arc<dyn SpanSink>>,
 }
 
 impl Default for ServerConfig {
@@ -100,6 +104,7 @@ impl Default for ServerConfig {
             kv_events: None,
             pd: PdConfig::default(),
             faults: Faults::default(),
+            spans: None,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
 use crate::kv_events::encode::{KvEncoder, KvFrame};
+use crate::spans::OpenSpan;
 use crate::stats::EngineStats;
 use crate::vllm_hash::Digest;
 use ahash::RandomState;
@@ -87,6 +88,8 @@ pub(super) struct KvOutput {
 struct JobListener {
     sink: mpsc::UnboundedSender<Update>,
     choice: usize,
+    /// The span of its request, for the first job.
+    span: Option<OpenSpan>,
 }
 
 #[derive(Debug)]
@@ -147,11 +150,13 @@ impl EngineHost {
         }
     }
 
-    /// Hands jobs in, all or none; their ids are given out here. `claim`: what the first one receives.
+    /// Hands jobs in, all or none; their ids are given out here. `claim`: what the first one receives. `span`: that of
+    /// the request, which ends with the first one.
     pub(super) fn submit(
         self: &Arc<Self>,
         jobs: Vec<Job>,
         claim: Option<Box<dyn RemoteBlocks>>,
+        mut span: Option<OpenSpan>,
     ) -> Result<Subscription, Refused> {
         // Unbounded, yet small: a job sends at most one update a token, and a real server does not
         // wait for slow readers either.
@@ -169,7 +174,7 @@ impl EngineHost {
                 drop(state);
                 return Err(refused);
             }
-            state.listeners.insert(id, JobListener { sink: sink.clone(), choice });
+            state.listeners.insert(id, JobListener { sink: sink.clone(), choice, span: span.take() });
             subscription.jobs.push(id);
             subscription.open += 1;
         }
@@ -305,13 +310,21 @@ impl HostState {
     /// Hands events to those who wait for them.
     fn tell(&mut self) {
         for event in self.events.drain(..) {
-            let (job, news) = match event {
-                EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, JobNews::Token),
-                EngineEvent::Finished { job, report, .. } => (job, JobNews::Finished(report)),
-                EngineEvent::Received { job, .. } => (job, JobNews::Received),
+            let (job, at, news) = match event {
+                EngineEvent::FirstToken { job, at } | EngineEvent::Token { job, at } => (job, at, JobNews::Token),
+                EngineEvent::Finished { job, at, report } => (job, at, JobNews::Finished(report)),
+                EngineEvent::Received { job, at } => (job, at, JobNews::Received),
                 EngineEvent::Preempted { .. } => continue,
             };
-            let Some(listener) = self.listeners.get(&job) else { continue };
+            let Some(listener) = self.listeners.get_mut(&job) else { continue };
+            if matches!(event, EngineEvent::FirstToken { .. }) {
+                listener.span.iter_mut().for_each(|span| span.first_token(at));
+            }
+            if let JobNews::Finished(report) = news
+                && let Some(span) = listener.span.take()
+            {
+                span.finish(at, report.prompt_tokens, report.generated_tokens);
+            }
             // A failed send means that the reader is going away; its drop cancels the job.
             let _ = listener.sink.send(Update { choice: listener.choice, news });
             if matches!(news, JobNews::Finished(_)) {

@@ -17,6 +17,7 @@
 //! | [`pd`] | prefill and decode on different servers | no |
 //! | `http` | HTTP APIs of one server | no |
 //! | `fleet` | listeners and connections | no |
+//! | [`spans`] | spans of finished requests | yes |
 //! | [`config`], [`faults`] | settings, and faults on demand | yes |
 //! | `fault_board` | faults of a running server | no |
 //!
@@ -117,6 +118,7 @@ pub mod kv_events;
 pub mod latency;
 pub mod pd;
 pub mod profiles;
+pub mod spans;
 pub mod stats;
 pub mod tokenizer;
 pub mod vllm_hash;

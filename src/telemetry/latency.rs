@@ -1,8 +1,11 @@
 //! Histograms of latencies that can be read back. The history of pools computes percentiles from the difference of two
 //! readings, which the histograms of `prometheus_client` do not offer.
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use attache_request::event::Exemplar;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder, MetricEncoder};
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::{MetricType, TypedMetric};
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,25 +16,50 @@ const BOUNDS: [f64; 17] =
 /// The last bucket has no upper bound.
 const BUCKETS: usize = BOUNDS.len() + 1;
 
-/// A histogram of durations. Copies share their counts.
+/// A histogram of durations. Copies share their counts. Each bucket names the trace of its last sampled request.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyHistogram(Arc<Buckets>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Buckets {
     counts: [AtomicU64; BUCKETS],
-    nanoseconds: AtomicU64,
+    encoded: HistogramWithExemplars<TraceLabel>,
+}
+
+impl Default for Buckets {
+    fn default() -> Self {
+        let counts = std::array::from_fn(|_| AtomicU64::default());
+        Self { counts, encoded: HistogramWithExemplars::new(BOUNDS.into_iter()) }
+    }
+}
+
+/// The label of exemplars, as Grafana expects it.
+#[derive(Clone, Debug, EncodeLabelSet)]
+struct TraceLabel {
+    trace_id: HexTraceId,
+}
+
+/// A trace id, written as 32 hexadecimal digits.
+#[derive(Clone, Debug)]
+struct HexTraceId(u128);
+
+impl EncodeLabelValue for HexTraceId {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        write!(encoder, "{:032x}", self.0)
+    }
 }
 
 impl LatencyHistogram {
-    /// Adds one duration.
-    pub fn observe(&self, duration: Duration) {
+    /// Adds one duration, with the request's trace if it is sampled.
+    pub fn observe(&self, duration: Duration, exemplar: Option<Exemplar>) {
         let seconds = duration.as_secs_f64();
         let bucket = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
         if let Some(count) = self.0.counts.get(bucket) {
             count.fetch_add(1, Relaxed);
         }
-        self.0.nanoseconds.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        let trace_id = |exemplar: Exemplar| HexTraceId(u128::from_be_bytes(exemplar.trace_id));
+        let label = exemplar.map(|exemplar| TraceLabel { trace_id: trace_id(exemplar) });
+        self.0.encoded.observe(seconds, label, exemplar.map(|exemplar| exemplar.at));
     }
 
     /// The number of durations in each bucket since the start.
@@ -42,11 +70,8 @@ impl LatencyHistogram {
 }
 
 impl EncodeMetric for LatencyHistogram {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let LatencyCounts(counts) = self.counts();
-        let buckets: Vec<(f64, u64)> = BOUNDS.into_iter().chain([f64::INFINITY]).zip(counts).collect();
-        let sum = Duration::from_nanos(self.0.nanoseconds.load(Relaxed)).as_secs_f64();
-        encoder.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.0.encoded.encode(encoder)
     }
 
     fn metric_type(&self) -> MetricType {
@@ -105,7 +130,7 @@ mod tests {
 
     fn of(milliseconds: impl IntoIterator<Item = u64>) -> LatencyHistogram {
         let histogram = LatencyHistogram::default();
-        milliseconds.into_iter().for_each(|ms| histogram.observe(Duration::from_millis(ms)));
+        milliseconds.into_iter().for_each(|ms| histogram.observe(Duration::from_millis(ms), None));
         histogram
     }
 
@@ -142,7 +167,7 @@ mod tests {
     fn difference_has_only_later_durations_and_survives_a_restart() {
         let histogram = of([80, 80]);
         let before = histogram.counts();
-        histogram.observe(Duration::from_millis(300));
+        histogram.observe(Duration::from_millis(300), None);
         let since = histogram.counts().since(&before);
         assert_eq!(since, of([300]).counts());
         assert_eq!(of([80]).counts().since(&histogram.counts()), of([80]).counts());

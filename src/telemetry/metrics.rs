@@ -13,7 +13,7 @@ use super::rejections::{RejectionCollector, RejectionCount, Rejections};
 use super::reloads::Reloads;
 use attache_disagg::Failure;
 use attache_protocol::usage::UnreadCount;
-use attache_request::event::{Degraded, End, Limit, Outcome, SplitOutcome};
+use attache_request::event::{Degraded, End, Exemplar, Limit, Outcome, SplitOutcome};
 use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
 use attache_types::error::Reason;
@@ -406,7 +406,8 @@ impl Metrics {
         for outcome in SplitOutcome::ALL {
             self.splits.remove(&PoolCourseLabel { pool: pool.to_owned(), course: outcome.label() });
         }
-        for histograms in [&self.ttft, &self.duration, &self.prefill_seconds] {
+        self.prefill_seconds.remove(&label);
+        for histograms in [&self.ttft, &self.duration] {
             histograms.remove(&label);
         }
         for counters in [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens, &self.diverted] {
@@ -494,16 +495,16 @@ impl PoolMetrics {
 
     /// Records the time of a prefill on another worker.
     pub fn prefilled(&self, after: Duration) {
-        self.prefill_seconds.observe(after);
+        self.prefill_seconds.observe(after, None);
     }
 
     /// Counts the end of a routed request.
-    pub fn ended(&self, end: End, duration: Duration) {
+    pub fn ended(&self, end: End, duration: Duration, exemplar: Option<Exemplar>) {
         if let Some(counter) = End::ALL.iter().position(|e| *e == end).and_then(|i| self.ends.get(i)) {
             counter.inc();
         }
         if end == End::Complete {
-            self.duration.observe(duration);
+            self.duration.observe(duration, exemplar);
         }
     }
 
@@ -515,7 +516,7 @@ impl PoolMetrics {
     }
 
     /// Records the time to the first byte of a streamed response.
-    pub fn first_byte(&self, after: Duration) {
-        self.ttft.observe(after);
+    pub fn first_byte(&self, after: Duration, exemplar: Option<Exemplar>) {
+        self.ttft.observe(after, exemplar);
     }
 }

@@ -4,13 +4,12 @@ use super::by_name::Counts;
 use super::decisions::Decisions;
 use super::metrics::{LEG_OK, Metrics, PoolMetrics};
 use super::queues::QueueMetrics;
-use super::trace::RequestSpan;
 use attache_disagg::Failure;
 use attache_pool::health::Verdict;
 use attache_quota::Subject;
 use attache_request::event::{
     DecisionRecord, Event, KeptExplanation, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver,
-    RequestEvent, RequestTrace,
+    RequestEvent,
 };
 use attache_request::settings::ExplainSettings;
 use attache_types::clock::Timestamp;
@@ -72,9 +71,9 @@ impl PoolObserver for PoolMetrics {
             RequestEvent::Prefilled(after) => self.prefilled(after),
             RequestEvent::Deadline(outcome) => self.deadlines.judged(outcome),
             RequestEvent::Status(status) => self.status(status),
-            RequestEvent::FirstByte(after) => self.first_byte(after),
-            RequestEvent::Ended { end, after, usage } => {
-                self.ended(end, after);
+            RequestEvent::FirstByte { after, exemplar } => self.first_byte(after, exemplar),
+            RequestEvent::Ended { end, after, usage, exemplar } => {
+                self.ended(end, after, exemplar);
                 self.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
                 self.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
                 self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
@@ -104,15 +103,5 @@ impl NameObserver for Counts {
             NameEvent::Refused(bound) => self.refused(bound),
             NameEvent::Decided(duration) => self.decided_in(duration),
         }
-    }
-}
-
-impl RequestTrace for RequestSpan {
-    fn first_byte(&mut self, now: Timestamp) {
-        RequestSpan::first_byte(self, now);
-    }
-
-    fn end(self: Box<Self>, status: u16, completion_tokens: Option<u64>, now: Timestamp) {
-        RequestSpan::end(*self, status, completion_tokens, now);
     }
 }

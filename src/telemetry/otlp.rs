@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Most finished spans that wait for the next batch, about 2 MB; further ones are dropped.
-pub const MAX_QUEUED_SPANS: u64 = 2_048;
+/// Most finished spans that wait for the next batch, about 8 MB; further ones are dropped. A request has about eight.
+pub const MAX_QUEUED_SPANS: u64 = 8_192;
 /// Most spans in one request to the collector.
 const BATCH_SPANS: usize = 512;
 /// Time between two batches, full or not.
@@ -84,6 +84,14 @@ impl Otlp {
     /// # Errors
     /// If the client can't be created. An unreachable collector is not an error.
     pub fn start(endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
+        Self::start_as("attache", endpoint, ratio, runtime)
+    }
+
+    /// As [`Otlp::start`], under another service name. `OTEL_SERVICE_NAME` outranks it.
+    ///
+    /// # Errors
+    /// As [`Otlp::start`].
+    pub fn start_as(service: &'static str, endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
         let client = client(endpoint)?;
         let inner = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
@@ -102,7 +110,7 @@ impl Otlp {
             .build();
         let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batch).build();
         let resource = Resource::builder()
-            .with_service_name(std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| "attache".into()))
+            .with_service_name(std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| service.into()))
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
             .build();
         let provider = SdkTracerProvider::builder()

@@ -4,6 +4,9 @@
 pub(crate) mod attache;
 pub(crate) mod body;
 pub(crate) mod client;
+#[cfg(feature = "otlp")]
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod collector;
 pub(crate) mod echo;
 pub(crate) mod envoy;
 pub(crate) mod grpc;

@@ -26,11 +26,16 @@ pub(crate) struct PrometheusProcess {
 impl PrometheusProcess {
     /// Starts one with a configuration file, and waits until it answers.
     pub(crate) async fn start(config: &Path) -> Self {
+        Self::start_with(config, &[]).await
+    }
+
+    /// As `start`, with further arguments.
+    pub(crate) async fn start_with(config: &Path, more: &[&str]) -> Self {
         let address = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
         let directory = scratch("prometheus");
         let mut command = Command::new(program("prometheus"));
         command.arg("--config.file").arg(config).arg("--storage.tsdb.path").arg(directory.path().join("data"));
-        command.args(["--web.listen-address", &address.to_string()]);
+        command.args(["--web.listen-address", &address.to_string()]).args(more);
         let process = Process::spawn("prometheus", &mut command, directory);
         eventually("Prometheus to be ready", async || {
             client::get(address, "/-/ready").await.is_ok_and(|reply| reply.status.is_success()).then_some(())

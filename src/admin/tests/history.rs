@@ -23,8 +23,8 @@ async fn sample_has_rates_and_percentiles_of_its_five_seconds() {
     let pool = state.parts.metrics.pool("default");
     let respond = |count, ms| {
         for _ in 0..count {
-            pool.first_byte(Duration::from_millis(ms));
-            pool.ended(End::Complete, Duration::from_millis(10 * ms));
+            pool.first_byte(Duration::from_millis(ms), None);
+            pool.ended(End::Complete, Duration::from_millis(10 * ms), None);
         }
     };
     respond(100, 30_000);
@@ -69,7 +69,7 @@ async fn coarse_sample_covers_its_minute_and_both_series_are_bounded() {
     let ticket = Ticket::book(endpoints[0].clone(), 100);
     (1..=4).for_each(|reading| read(&state, 5 * reading));
     drop(ticket);
-    (0..60).for_each(|_| pool.ended(End::Complete, Duration::from_secs(1)));
+    (0..60).for_each(|_| pool.ended(End::Complete, Duration::from_secs(1), None));
     (5..12).for_each(|reading| read(&state, 5 * reading));
     let all = history(&state, "?step=60").await;
     assert_eq!((&all["step_seconds"], &all["sequence"]), (&json!(60), &json!(1)));
@@ -89,7 +89,7 @@ async fn coarse_sample_covers_its_minute_and_both_series_are_bounded() {
 async fn deleted_pool_loses_its_history_and_starts_again_from_zero() {
     let (state, _) = state();
     let pool = state.parts.metrics.pool("default");
-    (0..50).for_each(|_| pool.ended(End::Complete, Duration::from_secs(1)));
+    (0..50).for_each(|_| pool.ended(End::Complete, Duration::from_secs(1), None));
     read(&state, 0);
     read(&state, 5);
     state.history.read(&[], Tally::of(&state.parts.metrics, Timestamp(10_000_000_000)));

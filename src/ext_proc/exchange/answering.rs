@@ -1,7 +1,7 @@
 //! The response side of the exchange: replies to each message of Envoy at once, and observes the response.
 
 use super::*;
-use attache_picker::event::{End, RequestEvent, RequestTrace};
+use attache_picker::event::{End, RequestEvent};
 use attache_picker::in_flight::OpenedRequest;
 use attache_picker::settings::ReportUsage;
 use attache_types::limits::MAX_RESPONSE_HEADERS;
@@ -14,16 +14,15 @@ impl Exchange {
             plan.runtime.observer.event(RequestEvent::Split(outcome));
         }
         let Some(booked) = plan.booked.take() else { return };
-        if let Some(span) = &mut self.span {
-            span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
-        }
-        let keep_id = self.processor.decisions.enabled();
+        self.enter_step(TraceStep::FirstByte, now);
+        let span = self.span.take().and_then(RequestSpan::sampled);
+        let keep_id = span.is_some() || self.processor.decisions.enabled();
         let request = OpenedRequest {
             api: self.api,
             opened: self.opened,
             request_id: if keep_id { self.head.request_id() } else { String::new() },
             tenant: self.head.tenant(),
-            span: self.span.take().map(|span| span as Box<dyn RequestTrace>),
+            span,
             settings: &self.config.settings,
         };
         let in_flight = InFlight::begin(plan, booked, request, now, &self.processor.picker);
@@ -125,6 +124,9 @@ impl Exchange {
             in_flight.end(End::ClientGone, self.last_seen, &self.processor.picker);
         }
         self.lose_held();
+        self.split.abandon_trace(self.last_seen);
+        let (now, end) = (self.last_seen, End::ClientGone.label());
+        self.end_trace(now, |exchange| DecisionRecord { end, ..exchange.unrouted(now) });
     }
 }
 

@@ -47,8 +47,9 @@ impl Exchange {
         }
         // It only helps to find the request. One header too many would make Envoy reject it.
         let most = self.config.limits.max_headers as usize + ADDED_HEADERS;
-        if let Some(span) = self.span.as_ref().filter(|_| self.head.count() + set_headers.len() < most) {
-            set_headers.push(reply::set("traceparent", span.traceparent()));
+        if self.head.count() + set_headers.len() < most {
+            let context = self.span.as_ref().and_then(RequestSpan::header);
+            set_headers.extend(context.map(|context| reply::set("traceparent", context)));
         }
         // A compressed response can't be read. Envoy's own compressor may still compress it for the client. The header
         // replaces one of the client.

@@ -22,7 +22,7 @@ impl Exchange {
             && matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed)
             && protocol::is_form(self.head.content_type());
         has_form.then(|| {
-            let called = gateway_authority::name(&self.called);
+            let called = self.call.authority();
             let facts = RouteFacts { model: None, authority: self.head.authority(), called };
             let needs_model = self.config.depends_on_model(facts, |name| self.head.get(name));
             let scanner = FormScanner::new(self.head.content_type(), &self.config.limits);

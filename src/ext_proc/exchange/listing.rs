@@ -21,8 +21,7 @@ impl Exchange {
         {
             return false;
         }
-        let facts =
-            RouteFacts { model: None, authority: self.head.authority(), called: gateway_authority::name(&self.called) };
+        let facts = RouteFacts { model: None, authority: self.head.authority(), called: self.call.authority() };
         let list = self.config.router.models(facts, |name| self.head.get(name));
         if list.is_empty() {
             return false;
@@ -41,9 +40,8 @@ impl Exchange {
         // As after a rejection, Attaché ignores all later messages of this stream.
         self.request = RequestSide::Refused;
         self.settle(Outcome::Answered);
-        if let Some(span) = self.span.take() {
-            span.end(200, None, now);
-        }
+        let end = End::Complete.label();
+        self.end_trace(now, |exchange| DecisionRecord { status: 200, end, ..exchange.unrouted(now) });
         out.push_back(reply::answer(body.to_string().into_bytes()));
         true
     }

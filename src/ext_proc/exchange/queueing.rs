@@ -78,7 +78,7 @@ impl Exchange {
         {
             return;
         }
-        self.abandon_split();
+        self.abandon_split(now);
         self.refuse_in_flight(End::Evicted, &queues::preemption_error(refusal), now, out);
     }
 

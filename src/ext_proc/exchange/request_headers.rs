@@ -25,7 +25,7 @@ impl Exchange {
         self.response_id = id.map(Cow::into_owned);
         self.api = api;
         self.form = self.form_upload();
-        self.span = self.processor.tracing.start(self.head.traceparent(), now).map(Box::new);
+        self.begin_trace(now);
         if let Some(error) = self.refusal_by_headers() {
             self.refuse(&error, now, out);
             return Ok(());
@@ -36,7 +36,10 @@ impl Exchange {
         let modes = self.modes();
         if message.end_of_stream || modes.headers_first() || self.head.is_upgrade() {
             self.decide_at_headers(message.end_of_stream, now, out);
-        } else if modes.request == BodyMode::Buffered {
+            return Ok(());
+        }
+        self.enter_step(TraceStep::Body, now);
+        if modes.request == BodyMode::Buffered {
             // Envoy sends the body only after this reply. The destination is in the reply to the body. If that reply
             // never comes and Envoy fails open, the client's own headers must not name a server.
             let mutation = HeaderMutation { remove_headers: self.untrusted_headers(|_| false), ..Default::default() };

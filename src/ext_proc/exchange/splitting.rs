@@ -17,6 +17,7 @@ use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::split::not_alone;
 use attache_scheduling::{Decision, Dispatch};
+use attache_telemetry::trace::PrefillSpan;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
@@ -26,6 +27,11 @@ const MAX_ROOM: u64 = i64::MAX as u64;
 /// 5 s for the decode worker to end a response whose prefill failed after its headers had passed. SGLang's scheduler
 /// checks aborts in each step, so a longer wait has no use.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// `error.type` of a prefill leg that Attaché gave up, because its request ended.
+const ABANDONED: &str = "abandoned";
+/// `error.type` of a prefill leg that was never sent: the connector can't split the request.
+const UNSPLIT: &str = "not_splittable";
 
 /// The state of a split request.
 #[derive(Debug, Default)]
@@ -40,6 +46,8 @@ pub(super) struct Splitting {
     cut: Option<(Timestamp, Failure)>,
     /// The gateway shows no more of the response, but the decode worker may still wait for the prefill.
     pub(super) is_unshown: bool,
+    /// The span of the prefill leg, if the request is sampled.
+    span: Option<PrefillSpan>,
 }
 
 impl Splitting {
@@ -59,6 +67,18 @@ impl Splitting {
         if message.end_of_stream || !message.body.is_empty() {
             self.cut = None;
         }
+    }
+
+    /// The prefill leg has ended. `server`: the prefill worker; `failure`: why there is no prompt.
+    fn end_trace(&mut self, server: Option<&Endpoint>, failure: Option<&'static str>, now: Timestamp) {
+        if let Some(span) = self.span.take() {
+            span.end(server, failure, now);
+        }
+    }
+
+    /// The request has ended before its prefill leg.
+    pub(super) fn abandon_trace(&mut self, now: Timestamp) {
+        self.end_trace(None, Some(ABANDONED), now);
     }
 
     /// Adds a call whose result is not awaited.
@@ -113,10 +133,12 @@ impl Exchange {
             });
             return self.go_on(plan, body, close, now, out);
         };
-        let leg = self.begin_leg(&mut plan, &body, direct, now);
+        let span = self.span.as_ref().and_then(|span| span.prefill(now));
+        let leg = self.begin_leg(&mut plan, &body, direct, span.as_ref(), now);
         // The connector may find that it can't split this request after all.
         let Some((leg, decode)) = leg.and_then(|leg| leg.with_decode_leg()) else {
             let prefill = plan.decision.split.as_ref().and_then(|split| split.prefill.first());
+            Splitting { span, ..Splitting::default() }.end_trace(None, Some(UNSPLIT), now);
             if !direct.connector_of(prefill.map(|server| &**server)).serves_whole() {
                 count_refused(&plan);
                 drop(plan);
@@ -127,7 +149,7 @@ impl Exchange {
         plan.request_id = leg.new_request_id();
         let Some(decode) = decode else {
             self.request = RequestSide::Prefilling;
-            self.split = Splitting { leg: Some(leg), held: Some((plan, body)), ..Splitting::default() };
+            self.split = Splitting { leg: Some(leg), held: Some((plan, body)), span, ..Splitting::default() };
             return;
         };
         plan.new_body = Some(decode);
@@ -136,7 +158,7 @@ impl Exchange {
             plan.dispatch(Dispatch::Arrives(server, leg.expected()), now);
         }
         plan.prefill_outcome = Some(PrefillOutcome { prefill, ..PrefillOutcome::default() });
-        self.split.leg = Some(leg);
+        (self.split.leg, self.split.span) = (Some(leg), span);
         self.go_on(plan, body, close, now, out);
     }
 
@@ -148,12 +170,20 @@ impl Exchange {
         self.go_on(plan, body, close, now, out);
     }
 
-    fn begin_leg(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<PrefillLeg>> {
+    fn begin_leg(
+        &self,
+        plan: &mut Plan,
+        body: &Body,
+        direct: &Direct,
+        span: Option<&PrefillSpan>,
+        now: Timestamp,
+    ) -> Option<Box<PrefillLeg>> {
         let room = self.processor.picker.next_rng().random_range(LEAST_SHARED_ID..MAX_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
-        let trace = self.span.as_ref().map(|span| span.traceparent());
+        let whole = || self.span.as_ref().and_then(RequestSpan::header);
+        let trace = span.map(PrefillSpan::traceparent).or_else(whole);
         let within = (self.modes().request != BodyMode::FullDuplex).then(|| direct.within_message_timeout());
         let direct = within.as_ref().filter(|direct| !direct.is_together()).unwrap_or(direct);
         let request = SplitRequest { head: &self.head, body: bytes, trace };
@@ -179,6 +209,13 @@ impl Exchange {
     }
 
     fn after_prefill(&mut self, progress: LegProgress, now: Timestamp, out: &mut Actions) {
+        match &progress {
+            LegProgress::Waiting => {}
+            LegProgress::Proceed(_, outcome) => {
+                self.split.end_trace(outcome.prefill.as_deref(), outcome.failure.map(Failure::code), now);
+            }
+            LegProgress::Refused(failure) => self.split.end_trace(None, Some(failure.code()), now),
+        }
         let ended = match progress {
             LegProgress::Waiting => return,
             LegProgress::Proceed(new_body, prefill_outcome) => match self.split.held.take() {
@@ -210,7 +247,7 @@ impl Exchange {
             self.split.leg = None;
             return self.report_capacity(now);
         };
-        self.abandon_split();
+        self.abandon_split(now);
         if self.response == ResponseSide::Streaming {
             self.split.cut = Some((now.after(ABORT_PATIENCE), failure));
         }
@@ -248,7 +285,8 @@ impl Exchange {
     }
 
     /// Abandons the prefill leg, because the request ends before its response.
-    pub(super) fn abandon_split(&mut self) {
+    pub(super) fn abandon_split(&mut self, now: Timestamp) {
+        self.split.abandon_trace(now);
         let (leg, held) = (self.split.leg.take(), self.split.held.take());
         // The booking on the prefill worker ends first: the end of the plan makes the queue look for capacity. If the
         // decode worker has the request, it waits for a prefill that will not complete.

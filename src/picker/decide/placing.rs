@@ -284,9 +284,12 @@ impl Deciding<'_> {
         snapshot: &PoolSnapshot,
     ) -> Result<Option<PromptLookup<'p>>, Warming> {
         let Scope { observer, config, .. } = self.scope;
-        let up =
-            |p| PromptLookup::find(observer, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
-        Ok(prepared.map(up).transpose()?.flatten())
+        let Some(prepared) = prepared else { return Ok(None) };
+        self.q.trace.inspect(|trace| trace.lookup_begins());
+        let (q, prompt_ref) = (self.q, self.prompt_ref);
+        let found = PromptLookup::find(observer, config, prepared, q, prompt_ref, snapshot, prompt_ref.keeps_ids);
+        self.q.trace.inspect(|trace| trace.lookup_ends());
+        found
     }
 
     /// Records the request before it is scheduled.

@@ -4,7 +4,9 @@
 use super::OpenedRequest;
 use crate::PoolRuntime;
 use crate::decide::Plan;
-use crate::event::{DecisionRecord, End, NameEvent, NameObserver, Observer, RequestEvent, RequestTrace, RunnerUp};
+use crate::event::{
+    DecisionRecord, End, Exemplar, NameEvent, NameObserver, Observer, RequestEvent, RequestTrace, RunnerUp,
+};
 use crate::split::PrefillOutcome;
 use crate::tenant::Tenant;
 use attache_disagg::Failure;
@@ -43,14 +45,15 @@ impl RequestReports {
         now: Timestamp,
         observer: &dyn Observer,
     ) -> Self {
-        let picked = booked.endpoint();
         let OpenedRequest { api, opened, request_id, tenant, span, .. } = request;
+        let picked = booked.endpoint();
         let record = DecisionRecord {
             request_id,
             api: api.name(),
             pool: plan.runtime.pool.name.clone(),
             model: plan.target.clone(),
             endpoint: picked.authority.clone(),
+            strategy: plan.strategy_name.clone(),
             reason: plan.decision.reason,
             runner_up: plan.decision.second.as_ref().map(runner_up),
             predicted_ttft_ms: predicted_first_token(booked, now.since(opened)),
@@ -108,7 +111,8 @@ impl RequestReports {
         if streams {
             let after = now.since(self.opened);
             self.record.ttft_ms = Some(milliseconds(after));
-            self.runtime.observer.event(RequestEvent::FirstByte(after));
+            let exemplar = self.exemplar(now);
+            self.runtime.observer.event(RequestEvent::FirstByte { after, exemplar });
         }
         if let Some(span) = &mut self.span {
             span.first_byte(now);
@@ -118,7 +122,8 @@ impl RequestReports {
     /// The response has ended; the request's bookings are not released yet.
     pub(super) fn ended(&mut self, end: End, usage: Usage, now: Timestamp) {
         let after = now.since(self.opened);
-        self.runtime.observer.event(RequestEvent::Ended { end, after, usage });
+        let exemplar = self.exemplar(now);
+        self.runtime.observer.event(RequestEvent::Ended { end, after, usage, exemplar });
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         self.record = DecisionRecord {
             ended: now,
@@ -131,6 +136,10 @@ impl RequestReports {
         };
     }
 
+    fn exemplar(&self, now: Timestamp) -> Option<Exemplar> {
+        self.span.as_ref().map(|span| span.exemplar(now))
+    }
+
     /// The bookings on endpoints are released: counts the tokens that the model server has reported.
     pub(super) fn used(&self, usage: Usage) {
         self.counts.iter().for_each(|counts| counts.event(NameEvent::Used(usage)));
@@ -139,17 +148,21 @@ impl RequestReports {
     /// The request, which `served` responded to, is released. Ends the trace, and adds the request to the decision log.
     pub(super) fn finish(self, served: &Endpoint, prefill: Option<&PrefillOutcome>, observer: &dyn Observer) {
         let Self { record, span, picked, .. } = self;
+        if span.is_none() && !observer.keeps_decisions() {
+            return;
+        }
+        let record = DecisionRecord {
+            served: (served.id != picked).then(|| served.authority.clone()),
+            prefill: prefill.and_then(|outcome| outcome.prefill.as_ref()).map(|worker| worker.authority.clone()),
+            prefill_failure: prefill.and_then(|outcome| outcome.failure).map(Failure::code),
+            prefill_ms: prefill.and_then(|outcome| outcome.took).map(milliseconds),
+            ..record
+        };
         if let Some(span) = span {
-            span.end(record.status, record.completion_tokens, record.ended);
+            span.end(&record, served);
         }
         if observer.keeps_decisions() {
-            observer.log(DecisionRecord {
-                served: (served.id != picked).then(|| served.authority.clone()),
-                prefill: prefill.and_then(|outcome| outcome.prefill.as_ref()).map(|worker| worker.authority.clone()),
-                prefill_failure: prefill.and_then(|outcome| outcome.failure).map(Failure::code),
-                prefill_ms: prefill.and_then(|outcome| outcome.took).map(milliseconds),
-                ..record
-            });
+            observer.log(record);
         }
     }
 }

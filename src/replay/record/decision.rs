@@ -78,6 +78,7 @@ pub(super) fn with_request<R>(
         opens: false,
         has_turn: true,
         prefill_time: PrefillTime::Unbounded,
+        trace: None,
     };
     pool.picker.policies.configure([(d.model.clone(), d.policy)].into());
     let result = run(&view, &reads);

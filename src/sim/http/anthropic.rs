@@ -28,6 +28,7 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: id.clone(),
+        traceparent: call.traceparent(),
         host: call.host.clone(),
     };
     let started = server.start(generation).await;

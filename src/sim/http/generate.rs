@@ -38,6 +38,7 @@ pub(super) async fn generate(server: &Server, call: &Call) -> Result<Response<Si
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: id.clone(),
+        traceparent: call.traceparent(),
         host: call.host.clone(),
     };
     let whole = server.start(generation).await?.finish().await?;

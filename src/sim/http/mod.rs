@@ -16,6 +16,7 @@ mod pooling;
 mod requests;
 mod responses;
 mod service;
+mod spans;
 mod stream;
 
 use crate::answer::{AnswerLimits, GeneratedText};
@@ -473,7 +474,8 @@ impl Server {
             }
         }
         let claim = leg.claim.take().map(|claim| Box::new(claim) as Box<dyn RemoteBlocks>);
-        let subscription = generation.host.submit(jobs, claim).map_err(|refused| ApiError::refused(&refused))?;
+        let submitted = generation.host.submit(jobs, claim, self.span(&generation));
+        let subscription = submitted.map_err(|refused| ApiError::refused(&refused))?;
         let (seed, job) = (answers.first().map_or(0, |answer| answer.seed), subscription.job(0).unwrap_or(JobId(0)));
         let reply = self.reply(&leg, &generation, seed, job);
         Ok(Started { subscription, answers, choices: *choices as usize, reply })
@@ -524,6 +526,7 @@ struct Generation {
     legs: Legs,
     /// What the request is called between servers, less the end.
     request_id: String,
+    traceparent: Option<String>,
     /// Host of the engine that generates.
     host: Arc<EngineHost>,
 }

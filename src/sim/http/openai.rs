@@ -43,6 +43,7 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: format!("{}{}", shape.id, if chat { "" } else { "-0" }),
+        traceparent: call.traceparent(),
         host: call.host.clone(),
     };
     if !request.stream.unwrap_or(false) {

@@ -96,6 +96,7 @@ async fn read(server: &Server, call: &Call, prompts: Vec<Vec<u32>>, model: Serve
         cache_salt: None,
         legs: Legs::default(),
         request_id: String::new(),
+        traceparent: call.traceparent(),
         host: call.host.clone(),
     };
     Ok(server.start(generation).await?.finish().await?.totals.usage.prompt)

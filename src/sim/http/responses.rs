@@ -67,6 +67,7 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
         cache_salt: request.cache_salt.take(),
         legs: Legs::of(&call.body)?,
         request_id: format!("{}_0", shape.id),
+        traceparent: call.traceparent(),
         host: call.host.clone(),
     };
     let started = server.start(generation).await;

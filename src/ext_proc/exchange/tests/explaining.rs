@@ -56,6 +56,7 @@ pub(super) fn decided(
         opens: false,
         has_turn: false,
         prefill_time: PrefillTime::Unbounded,
+        trace: None,
     };
     let mut allowance = Allowance::default();
     let made;

@@ -19,15 +19,35 @@ fn prefill_joins_the_client_trace() {
 
 #[cfg(feature = "otlp")]
 #[test]
-fn both_workers_join_the_request_span() {
+fn both_workers_join_the_trace_and_the_prefill_has_a_span_of_its_own() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    traced(&mut world);
+    let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
+    let prefill = traceparent(&asks[0]).unwrap().to_owned();
+    let decode = give_leg_result(&mut exchange, 0, good(), 10).set["traceparent"].clone();
+    for sent in [&prefill, &decode] {
+        assert!(sent.starts_with(&TRACE[..36]) && sent != TRACE, "{sent}");
+    }
+    assert_ne!(prefill, decode, "the prefill server's parent is the call to it");
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn request_that_is_not_sampled_keeps_its_context() {
+    let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
+    traced(&mut world);
+    let unsampled = TRACE.replace("-01", "-00");
+    let (mut exchange, _, asks) = asked(&world, &[("traceparent", &unsampled)]);
+    assert_eq!(traceparent(&asks[0]), Some(&*unsampled));
+    let decode = give_leg_result(&mut exchange, 0, good(), 10);
+    assert!(!decode.set.contains_key("traceparent"), "the request has it in its headers");
+}
+
+#[cfg(feature = "otlp")]
+fn traced(world: &mut World) {
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
     Arc::get_mut(&mut world.processor).unwrap().tracing = Tracing::new(tracer, attache_types::clock::Clock::start());
-    let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
-    let prefill = traceparent(&asks[0]).unwrap();
-    assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");
-    assert_eq!(give_leg_result(&mut exchange, 0, good(), 10).set["traceparent"], prefill);
 }
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -256,6 +256,7 @@ pub(crate) fn view<'a>(head: &'a Head, body: Seen<'a>) -> RequestView<'a> {
         opens: false,
         has_turn: false,
         prefill_time: PrefillTime::Unbounded,
+        trace: None,
     }
 }
 

@@ -1,0 +1,40 @@
+//! The gateway's call itself: the `:authority` by which one process distinguishes pools, and its trace context.
+
+use super::*;
+use http::{HeaderMap, HeaderValue, Uri};
+
+/// The parts of the gateway's gRPC call that an exchange reads.
+#[derive(Clone, Debug, Default)]
+pub struct GatewayCall {
+    /// `:authority`.
+    authority: Option<Authority>,
+    /// The context of the gateway's own span, if the gateway traces requests.
+    traceparent: Option<HeaderValue>,
+}
+
+impl GatewayCall {
+    /// The call with this URI and these headers.
+    #[must_use]
+    pub fn of(uri: &Uri, headers: &HeaderMap) -> Self {
+        Self { authority: uri.authority().cloned(), traceparent: headers.get("traceparent").cloned() }
+    }
+
+    /// The `:authority`; empty if the call has none.
+    pub(super) fn authority(&self) -> &str {
+        self.authority.as_ref().map_or("", Authority::as_str)
+    }
+
+    /// The W3C context of the gateway's span.
+    pub(super) fn traceparent(&self) -> Option<&str> {
+        self.traceparent.as_ref()?.to_str().ok()
+    }
+}
+
+impl Exchange {
+    /// The same exchange, for this call.
+    #[must_use]
+    pub fn of_call(mut self, call: GatewayCall) -> Self {
+        self.call = call;
+        self
+    }
+}
