@@ -391,7 +391,7 @@ impl App {
             }
             Err(error) => Err(error),
         };
-        let outcome = taken_up.as_ref().map(|()| ()).map_err(|error| format!("{error:#}"));
+        let outcome = taken_up.as_ref().copied().map_err(|error| format!("{error:#}"));
         self.processor.metrics.reloads.record(outcome, self.clock.now());
         match taken_up {
             Ok(()) => {

@@ -189,7 +189,7 @@ impl History {
         let rejected = |pool: &str| tally.rejections_of(pool);
         let mut records = self.0.lock();
         records.readings += 1;
-        let ends_coarse = records.readings % COARSE == 0;
+        let ends_coarse = records.readings.is_multiple_of(COARSE);
         records.pools.retain(|name, _| views.iter().any(|view| view.name == *name));
         for view in views {
             let reading = Reading::of(view, rejected(&view.name), tally.at);

@@ -150,7 +150,6 @@ fn record(ended: Timestamp) -> DecisionRecord {
         predicted_ttft_ms: Some(11.0),
         estimated_prompt_tokens: 7,
         estimated_cached_tokens: 0,
-        predicted_ttft_ms: None,
         status: 200,
         ttft_ms: Some(12.5),
         duration_ms: 40.0,

@@ -94,7 +94,9 @@ pub fn log_panics() {
         let location = panic.location().map(ToString::to_string).unwrap_or_default();
         let admitted = places.lock().entry(location.clone()).or_default().admit(clock.now());
         let Some(skipped) = admitted else { return };
-        let error = panic.payload_as_str().unwrap_or("no message");
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let error = text.or_else(|| payload.downcast_ref().map(String::as_str)).unwrap_or("no message");
         let captured = std::backtrace::Backtrace::capture();
         let backtrace = (captured.status() == BacktraceStatus::Captured).then(|| captured.to_string());
         tracing::error!(location, error, backtrace, skipped, "panicked");

@@ -4,8 +4,8 @@ use crate::sim::spans::{ServedRequest, SpanSink};
 use crate::telemetry::otlp::Otlp;
 use crate::telemetry::trace::parent_context;
 use anyhow::Context as _;
+use opentelemetry::KeyValue;
 use opentelemetry::trace::{Span, SpanKind, Tracer, TracerProvider};
-use opentelemetry::{Context, KeyValue};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -43,7 +43,7 @@ struct Sink(Otlp);
 impl SpanSink for Sink {
     fn finished(&self, request: ServedRequest) {
         let tracer = self.0.provider().tracer("vllm.llm_engine");
-        let parent = request.traceparent.as_deref().and_then(parent_context).unwrap_or_else(Context::new);
+        let parent = request.traceparent.as_deref().and_then(parent_context).unwrap_or_default();
         let builder = tracer.span_builder(NAME).with_kind(SpanKind::Server).with_start_time(request.arrived);
         let mut span = tracer.build_with_context(builder, &parent);
         let since = |at: SystemTime| at.duration_since(request.arrived).unwrap_or_default().as_secs_f64();
