@@ -26,6 +26,12 @@ pub(super) const MODES: &[Mode] = &[
         "set `processing_mode.request_body_mode: FULL_DUPLEX_STREAMED` in the ext-proc filter",
     ),
     mode(
+        "no_time_to_queue",
+        Severity::Warning,
+        "the body mode of Envoy does not allow a wait in the queue of a pool",
+        "set `processing_mode.request_body_mode: FULL_DUPLEX_STREAMED` in the ext-proc filter",
+    ),
+    mode(
         "no_time_to_split",
         Severity::Warning,
         "the body mode of Envoy left no time for a prefill on another server",
