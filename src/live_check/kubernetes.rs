@@ -1,4 +1,4 @@
-//! Checks of the cluster: rights of the picker, InferencePools, their pods, and the Service that gateways are told of.
+//! Checks of the cluster: rights of the picker, InferencePools, their pods, and the Service that each pool names.
 
 mod objects;
 mod rights;

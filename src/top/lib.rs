@@ -115,7 +115,7 @@ pub enum TopError {
 /// Shows the view until the user quits, or a signal ends the process.
 ///
 /// # Errors
-/// Standard output is no terminal, or the terminal fails. A picker that can't be reached is no error: the view says so.
+/// Standard output is no terminal, or the terminal fails. The view itself reports a picker that can't be reached.
 pub async fn watch(options: Options) -> Result<(), TopError> {
     if !std::io::stdout().is_terminal() {
         return Err(TopError::NoTerminal);

@@ -301,7 +301,8 @@ async fn differing_block_sizes_are_logged_with_both_sizes() {
     })
     .await;
     let line = log.lines().find(|l| l.contains("block size of the server differs")).expect("a line");
-    for part in ["\"engine\":32", "\"pool\":16", "set `prefixCache.blockSize` to the engines' size"] {
+    for part in ["\"block_size_of_server\":32", "\"block_size\":16", "set `prefixCache.blockSize` to the engines' size"]
+    {
         assert!(line.contains(part), "{line}");
     }
     let known = get(picker.metrics, &format!("/kv_blocks?endpoint={}", sim.servers[0])).await;

@@ -44,7 +44,7 @@ static CONNECT: Check = Check {
 
 static SERVED: Check = Check {
     id: "envoy-served-endpoint",
-    about: "Envoy tells the picker which server responded",
+    about: "Envoy reports which server responded",
     why: "After a retry, the picker books the request on the wrong server.",
 };
 

@@ -127,7 +127,7 @@ pub(super) async fn pods(
     }
 }
 
-/// Checks the Service that gateways are told of.
+/// Checks the Service that the pool names as its endpoint picker.
 async fn reference(client: &Client, settings: &Settings, pool: &UsedPool, subject: &str, report: &mut Report) {
     let reference = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|key| pool.object.spec.get(key));
     let Some(reference) = reference else {

@@ -73,9 +73,9 @@ async fn planted_mistakes_of_a_cluster_are_found_with_their_fix() {
     selected.assert_faults("a selector", "kubernetes", &[]);
 
     let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
-    cluster.create(&accounts, &json!({"metadata": {"name": "nobody"}})).await;
-    let nobody = cluster.kubeconfig_of(NAMESPACE, "nobody").await;
-    check(directory.path(), &nobody, "{pool: good}").assert_faults(
+    cluster.create(&accounts, &json!({"metadata": {"name": "no-rights"}})).await;
+    let no_rights = cluster.kubeconfig_of(NAMESPACE, "no-rights").await;
+    check(directory.path(), &no_rights, "{pool: good}").assert_faults(
         "no rights",
         "kubernetes",
         &[("kubernetes-pool", "inferencepools"), ("kubernetes-rights", "resources: [pods]")],

@@ -402,7 +402,7 @@ pub(super) const ROWS: &[Row] = &[
         faults: &[("envoy-connect-timeout", "connect_timeout: 2s")],
     },
     Row {
-        name: "the picker is not told the server",
+        name: "Envoy does not report the server",
         file: LIST,
         changes: &[Cut("            selected_host_key:", "            fallback_policy:")],
         faults: &[("envoy-served-endpoint", "selected_host_key")],
