@@ -116,6 +116,8 @@ pub(super) async fn exchange(
         ending: outcome.as_ref().map_or_else(|failure| failure.ending, |()| Ending::Answered),
         handover: None,
         fell_back: false,
+        turn: request.turn,
+        alone: None,
     };
     let said = seen.text.as_ref().filter(|_| outcome.is_ok()).and_then(AnswerText::finish).map(str::to_owned);
     let failure = outcome.err().map(|failure| failure.reason);

@@ -245,9 +245,8 @@ impl LoadPlayer<'_> {
         self.observer.served(&served);
         if !is_stopped && self.failed.is_none() {
             let now = served.at.after(served.total);
-            if let Some(next) = self.workload.ended(request.number, now) {
-                self.follow_ups.insert((next.at, next.number), next);
-            }
+            let next = self.workload.ended(request.number, now);
+            self.follow_ups.extend(next.into_iter().map(|next| ((next.at, next.number), next)));
         }
     }
 

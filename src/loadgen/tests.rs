@@ -55,6 +55,7 @@ fn request(number: u64, at: Duration) -> Request {
         tenant: None,
         priority: 0,
         headers: Vec::new(),
+        turn: None,
     }
 }
 

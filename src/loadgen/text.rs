@@ -136,6 +136,7 @@ mod tests {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         }
     }
 

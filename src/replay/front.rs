@@ -171,8 +171,7 @@ impl Front {
         let runtime = Arc::new(PoolRuntime { pool, observer: observer.clone(), prefix: Some(Arc::new(prefix)), queue });
         // Explanations of simulated requests are not read.
         let explain = ExplainSettings::default();
-        let exchange =
-            ExchangeSettings { trust_client_headers: true, session_headers: Vec::new(), explain, ..exchange };
+        let exchange = ExchangeSettings { trust_client_headers: true, explain, ..exchange };
         let quota = |(subject, settings)| {
             let (store, now) = (Store::Memory(Arc::new(Book::new(DEFAULT_MAX_TENANTS))), now.clone());
             // Minutes and days begin with the run.

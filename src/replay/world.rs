@@ -39,6 +39,7 @@ use attache_sim::engine::{EngineEvent, FinishReason, JobId, JobReport};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_types::params::ParamError;
+use attache_types::program::ProgramTurn;
 use attache_workload::{Request, TraceError, Workload};
 use encode_legs::PendingEncode;
 pub use fleet::{spec, with_role};
@@ -53,6 +54,8 @@ use std::time::Duration;
 
 /// Reason of requests whose server failed before the end of the response.
 const SERVER_FAILED: &str = "the server failed";
+/// Reason of requests that are longer than their server allows.
+pub const TOO_LONG: &str = "prompt and response exceed the server's context";
 /// 1 s of virtual time between two samples of the servers' load.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
@@ -362,6 +365,8 @@ impl<'w> World<'w> {
             ending,
             handover,
             fell_back: origin == PromptOrigin::FellBack,
+            turn: request.turn,
+            alone: request.turn.map(|turn| self.alone(&request, turn)),
         };
         if ending == Ending::Lost {
             self.observer.failed(request.number, SERVER_FAILED);
@@ -377,11 +382,11 @@ impl<'w> World<'w> {
         self.close(&served, at);
     }
 
-    /// Reports a request that has ended and schedules its follow-up request.
+    /// Reports a request that has ended and schedules its follow-up requests.
     fn close(&mut self, served: &Served, at: Timestamp) {
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);
-        if let Some(next) = self.workload.ended(served.number, at) {
+        for next in self.workload.ended(served.number, at) {
             self.too_late = self.too_late.take().or_else(|| too_late(&next, at));
             self.follow_ups += 1;
             self.queue.push(next.at.max(at), SimEvent::Arrival(Box::new(next)));
@@ -449,8 +454,17 @@ impl<'w> World<'w> {
             ending,
             handover: None,
             fell_back: false,
+            turn: request.turn,
+            alone: None,
         };
         self.close(&served, now);
+    }
+
+    /// Duration of a request if its program has the first server for itself, and the cache keeps all of its prompts.
+    fn alone(&self, request: &Request, turn: ProgramTurn) -> Duration {
+        let engine = self.servers.first().map(|server| &server.config);
+        let known = turn.known_tokens;
+        engine.map_or(Duration::ZERO, |engine| engine.alone(request.prompt_tokens(), known, request.answer.tokens))
     }
 }
 

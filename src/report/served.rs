@@ -2,6 +2,7 @@
 //! [`crate::tally`] (read). Pure.
 
 use attache_types::clock::Timestamp;
+use attache_types::program::ProgramTurn;
 use std::time::Duration;
 
 /// 8 tokens. Shorter responses have no time per output token (TPOT): one step with another prompt would dominate it.
@@ -50,6 +51,10 @@ pub struct Served {
     pub handover: Option<Handover>,
     /// Prefill on another server had been decided, and failed; the decode worker computed the prompt.
     pub fell_back: bool,
+    /// Place of the request in a program; `None` when the workload has no programs.
+    pub turn: Option<ProgramTurn>,
+    /// Duration of the request if its program has a server for itself; `None` if that is not known.
+    pub alone: Option<Duration>,
 }
 
 /// KV transfer of one prompt from its prefill worker to its decode worker.

@@ -33,6 +33,8 @@ fn run(policy: &str, speed: &str, requests: u64) -> RunResult {
             ending: if lost { Ending::Lost } else { Ending::Answered },
             handover: None,
             fell_back: false,
+            turn: None,
+            alone: None,
         });
         let sample = |share: u64| Sample {
             running: (number % 5) as u32,
@@ -441,6 +443,8 @@ fn a_policy_that_rejects_to_be_fast_is_neither_better_nor_lowest() {
             ending: Ending::Refused,
             handover: None,
             fell_back: false,
+            turn: None,
+            alone: None,
         });
     }
     let document = report.document();

@@ -16,6 +16,7 @@ use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+mod alone;
 mod batch;
 mod handoff;
 mod job;

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod limits;
 pub mod log_filter;
 pub mod params;
+pub mod program;
 pub mod rng;
 pub mod spelling;
 pub mod throttle;

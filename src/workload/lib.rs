@@ -8,6 +8,7 @@
 //! | [`trace`] | recorded workloads, read from files | no |
 //! | [`synthetic`] | generated workloads, by name | yes |
 //! | [`pace`] | the same requests at other times: faster, resampled, closed loop | yes |
+//! | [`sessions`] | sessions of agents, and their player | yes |
 //! | [`draw`] | random variables | yes |
 //! | [`names`] | names of texts: equal names stand for equal tokens | yes |
 //!
@@ -20,6 +21,7 @@ pub mod draw;
 pub mod names;
 pub mod pace;
 mod request;
+pub mod sessions;
 pub mod synthetic;
 pub mod trace;
 

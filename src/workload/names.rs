@@ -26,6 +26,10 @@ pub enum TextKind {
     Volatile,
     /// A document or a file that prompts quote.
     Document,
+    /// All that one recorded session has in its prompts, behind tools and instructions.
+    Session,
+    /// Definitions of tools that sessions share.
+    Tools,
 }
 
 /// Numbers of one kind that have names of their own.

@@ -50,10 +50,11 @@ impl Workload for Scaled {
         Ok(request.map(|request| Request { at: self.outer(request.at), ..request }))
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
-        let request = self.inner.ended(number, self.inner(now))?;
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
+        let mut requests = self.inner.ended(number, self.inner(now));
         // Rounding must not send a request before its cause.
-        Some(Request { at: self.outer(request.at).max(now), ..request })
+        requests.iter_mut().for_each(|request| request.at = self.outer(request.at).max(now));
+        requests
     }
 
     fn pair(&self, number: u64) -> u64 {
@@ -118,12 +119,12 @@ impl Workload for Limited {
         Ok(request)
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
         if self.has_given_all() {
-            return None;
+            return Vec::new();
         }
-        let request = self.inner.ended(self.inner_number(number), now)?;
-        self.give(request)
+        let requests = self.inner.ended(self.inner_number(number), now);
+        requests.into_iter().filter_map(|request| self.give(request)).collect()
     }
 
     fn pair(&self, number: u64) -> u64 {
@@ -176,7 +177,7 @@ impl Workload for Resampled {
         Ok(Some(Request { at: seconds(self.clock), ..request }))
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
         self.inner.ended(number, now)
     }
 
@@ -196,7 +197,7 @@ pub(super) fn seconds(seconds: f64) -> Timestamp {
     Timestamp((seconds * 1e9) as u64)
 }
 
-fn checked(name: &str, value: f64, most: f64) -> Result<f64, ParamError> {
+pub(super) fn checked(name: &str, value: f64, most: f64) -> Result<f64, ParamError> {
     if value > 0.0 && value <= most {
         Ok(value)
     } else {

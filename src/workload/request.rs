@@ -2,6 +2,7 @@
 
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
+use attache_types::program::ProgramTurn;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -63,6 +64,8 @@ pub struct Request {
     pub priority: i32,
     /// Further headers of the request, such as `x-slo-ttft-ms`: names in lower case, and values.
     pub headers: Headers,
+    /// Place of the request in the program of an agent; `None` when the workload has no programs.
+    pub turn: Option<ProgramTurn>,
 }
 
 /// Names of headers in lower case, and their values.
@@ -131,10 +134,11 @@ pub trait Workload: Send {
     /// What is wrong with the source.
     fn next(&mut self) -> Result<Option<Request>, TraceError>;
 
-    /// The answer to the request `number` has ended at `now`. What follows from that and only from that (closed loop:
-    /// the next turn after a pause, or the next conversation of a client), not before `now`.
-    fn ended(&mut self, _number: u64, _now: Timestamp) -> Option<Request> {
-        None
+    /// The answer to the request `number` has ended at `now`. Returns the requests that follow from that, each not before
+    /// `now`: in a closed loop the next turn after a pause, the first turns of sub-agents, or the next conversation of
+    /// a client.
+    fn ended(&mut self, _number: u64, _now: Timestamp) -> Vec<Request> {
+        Vec::new()
     }
 
     /// The number by which the request `number` is compared across runs: equal for the same request of two runs.

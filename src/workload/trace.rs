@@ -1,10 +1,12 @@
-//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong
-//! is named by its row.
+//! Recorded workloads, read from files, also from those compressed with gzip. What is wrong is named by its row. Files
+//! are read one row at a time, so memory does not grow with them. Only sessions are read whole: their player chooses
+//! among them.
 //!
 //! | file | [`TraceFormat`] | prompts | source |
 //! |---|---|---|---|
+//! | [`agents`] | JSONL with `requests`: a session in each row | sessions, by the ids of their blocks | kv-cache-tester |
 //! | [`mooncake`] | JSONL with `hash_ids` | by the ids of their blocks | Mooncake (FAST'25) |
-//! | [`bailian`] | JSONL with `hash_ids` and `chat_id` | by the ids of their blocks | Qwen-Bailian (ATC'25) |
+//! | [`bailian`] | JSONL with `hash_ids` and `chat_id` | sessions, by the ids of their blocks | Qwen-Bailian (ATC'25) |
 //! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, images | Azure inference traces 2023 to 2025 |
 //! | [`burstgpt`] | CSV `Timestamp,Model,Request tokens,Response tokens,…` | lengths, conversations | BurstGPT |
 //! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
@@ -13,8 +15,10 @@
 //! The first row decides the format; [`unused`] names its fields that are not read. Prompts of which only the length is known share nothing with each other. Times of
 //! foreign traces count from their first row. Called by `cli::replay` and tests.
 
+pub mod agents;
 pub mod azure;
 pub mod bailian;
+mod blocks;
 pub mod burstgpt;
 mod fields;
 pub mod mooncake;
@@ -22,6 +26,7 @@ pub mod native;
 pub mod recording;
 mod rows;
 
+use crate::sessions::{SessionOptions, SessionPlayer, SessionTrace};
 use crate::{Request, TraceError, Workload};
 use attache_types::clock::Timestamp;
 use rows::Rows;
@@ -29,6 +34,7 @@ use serde::Deserialize;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A prompt or an answer of more tokens is a misprint; the longest context that is served anywhere is a tenth of it.
@@ -37,15 +43,19 @@ pub const MAX_TOKENS: u64 = 10_000_000;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// Settings for reading a trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Options {
     /// Tokens of the block that one of a trace's `hash_ids` stands for; `None`: those of the published traces.
     pub block_tokens: Option<u32>,
+    /// How sessions are played, in traces that have them.
+    pub sessions: SessionOptions,
 }
 
 /// The formats that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceFormat {
+    /// See [`agents`].
+    Agents,
     /// See [`mooncake`].
     Mooncake,
     /// See [`bailian`].
@@ -56,6 +66,8 @@ pub enum TraceFormat {
     BurstGpt,
     /// See [`native`].
     Native,
+    /// As `Native`; its rows are turns of sessions.
+    NativeSessions,
     /// See [`recording`].
     Recording,
 }
@@ -74,7 +86,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Workload>, TraceEr
 /// # Errors
 /// As [`open`].
 pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<Box<dyn Workload>, TraceError> {
-    let mut rows = Rows::new(Box::new(source));
+    let mut rows = Rows::open(source)?;
     let Some((_, first)) = rows.next()? else { return Err(TraceError::Format("the trace is empty".to_owned())) };
     Ok(match format_of(first)? {
         TraceFormat::Mooncake => {
@@ -82,10 +94,8 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
             let block_tokens = options.block_tokens.unwrap_or(mooncake::DEFAULT_BLOCK_TOKENS);
             Box::new(Trace::new(rows, mooncake::Mooncake::new(block_tokens)?))
         }
-        TraceFormat::Bailian => {
-            rows.put_back();
-            let block_tokens = options.block_tokens.unwrap_or(bailian::DEFAULT_BLOCK_TOKENS);
-            Box::new(Trace::new(rows, bailian::Bailian::new(block_tokens)?))
+        format @ (TraceFormat::Agents | TraceFormat::Bailian | TraceFormat::NativeSessions) => {
+            Box::new(SessionPlayer::new(Arc::new(read_sessions(rows, format, options)?), options.sessions))
         }
         TraceFormat::Azure => {
             let azure = azure::Azure::new(first)?;
@@ -100,6 +110,36 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
     })
 }
 
+/// The sessions of a trace; `None` if it is a format without sessions.
+///
+/// # Errors
+/// As [`read`].
+pub fn sessions(source: impl BufRead + Send + 'static, options: &Options) -> Result<Option<SessionTrace>, TraceError> {
+    let mut rows = Rows::open(source)?;
+    let Some((_, first)) = rows.next()? else { return Err(TraceError::Format("the trace is empty".to_owned())) };
+    match format_of(first)? {
+        format @ (TraceFormat::Agents | TraceFormat::Bailian | TraceFormat::NativeSessions) => {
+            read_sessions(rows, format, options).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Reads the sessions of a trace, the first row of which was read.
+fn read_sessions(mut rows: Rows, format: TraceFormat, options: &Options) -> Result<SessionTrace, TraceError> {
+    match format {
+        TraceFormat::NativeSessions => native::sessions(rows),
+        TraceFormat::Bailian => {
+            rows.put_back();
+            bailian::read(rows, options.block_tokens.unwrap_or(bailian::DEFAULT_BLOCK_TOKENS))
+        }
+        _ => {
+            rows.put_back();
+            agents::read(rows)
+        }
+    }
+}
+
 /// Fields that distinguish the formats of JSON rows.
 #[derive(Deserialize)]
 struct Marks<'a> {
@@ -107,6 +147,9 @@ struct Marks<'a> {
     format: Option<&'a serde_json::value::RawValue>,
     hash_ids: Option<serde::de::IgnoredAny>,
     chat_id: Option<serde::de::IgnoredAny>,
+    requests: Option<serde::de::IgnoredAny>,
+    #[serde(borrow)]
+    sessions: Option<&'a serde_json::value::RawValue>,
 }
 
 /// The fields of the first row of `source` that no loader reads, in the order of the row. Empty for formats whose
@@ -115,14 +158,15 @@ struct Marks<'a> {
 /// # Errors
 /// As [`read`].
 pub fn unused(source: impl BufRead + Send + 'static) -> Result<Vec<String>, TraceError> {
-    let mut rows = Rows::new(Box::new(source));
+    let mut rows = Rows::open(source)?;
     let Some((_, first)) = rows.next()? else { return Ok(Vec::new()) };
     let (fields, read): (Vec<String>, Vec<&str>) = match format_of(first)? {
         TraceFormat::Mooncake => (keys(first), mooncake::FIELDS.into()),
         TraceFormat::Bailian => (keys(first), bailian::FIELDS.into()),
         TraceFormat::Azure => (headings(first), azure::HEADINGS.into_iter().chain([azure::IMAGES]).collect()),
         TraceFormat::BurstGpt => (headings(first), burstgpt::HEADINGS.into_iter().chain([burstgpt::SESSION]).collect()),
-        TraceFormat::Native | TraceFormat::Recording => return Ok(Vec::new()),
+        TraceFormat::Agents => (keys(first), agents::FIELDS.into()),
+        TraceFormat::Native | TraceFormat::NativeSessions | TraceFormat::Recording => return Ok(Vec::new()),
     };
     let is_read = |field: &String| read.iter().any(|name| name.eq_ignore_ascii_case(field));
     Ok(fields.into_iter().filter(|field| !is_read(field)).map(|field| fields::shown(&field)).collect())
@@ -148,7 +192,13 @@ pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
     if first.trim_start().starts_with('{') {
         let marks: Option<Marks<'_>> = serde_json::from_str(first).ok();
         return match marks {
-            Some(Marks { format: Some(format), .. }) if native::is_header(format.get()) => Ok(TraceFormat::Native),
+            Some(Marks { format: Some(format), sessions, .. }) if native::is_header(format.get()) => {
+                match sessions.map(|sessions| sessions.get()) {
+                    Some("true") => Ok(TraceFormat::NativeSessions),
+                    Some("false") | None => Ok(TraceFormat::Native),
+                    got => Err(TraceError::Format(fields::wrong("sessions", got, "true or false"))),
+                }
+            }
             Some(Marks { format: Some(format), .. }) if recording::is_header(format.get()) => {
                 Ok(TraceFormat::Recording)
             }
@@ -158,6 +208,7 @@ pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
                 native::FORMAT,
                 attache_record::FORMAT
             ))),
+            Some(Marks { requests: Some(_), .. }) => Ok(TraceFormat::Agents),
             Some(Marks { hash_ids: Some(_), chat_id: Some(_), .. }) => Ok(TraceFormat::Bailian),
             Some(Marks { hash_ids: Some(_), .. }) => Ok(TraceFormat::Mooncake),
             _ => Err(unknown(first)),
@@ -176,7 +227,7 @@ pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
 fn unknown(first: &str) -> TraceError {
     let shown = fields::shown(first);
     TraceError::Format(format!(
-        "the first row is {shown}; allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), a row with \"format\": \"{}\", \
+        "the first row is {shown}; allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), rows with `requests` (sessions), a row with \"format\": \"{}\", \
          and the headings {} (Azure) and {} (BurstGPT)",
         native::FORMAT,
         azure::HEADINGS.join(","),
@@ -222,11 +273,7 @@ impl<R: RowParser> Workload for Trace<R> {
         let mut request = self.rule.request(text, self.number).map_err(|message| TraceError::Row { row, message })?;
         let first = *self.first.get_or_insert(if R::FROM_FIRST { request.at } else { Timestamp(0) });
         if request.at < self.last.after(first.since(Timestamp(0))) {
-            let before = self.last.after(first.since(Timestamp(0))).since(request.at);
-            let message = format!(
-                "it comes {} s before the row before it; rows must be in the order of time",
-                Duration::as_secs_f64(&before)
-            );
+            let message = out_of_order(self.last.after(first.since(Timestamp(0))).since(request.at));
             return Err(TraceError::Row { row, message });
         }
         request.at = Timestamp(0).after(request.at.since(first));
@@ -234,6 +281,11 @@ impl<R: RowParser> Workload for Trace<R> {
         self.number += 1;
         Ok(Some(request))
     }
+}
+
+/// The error about a row that is earlier than the row before it, by `by`.
+fn out_of_order(by: Duration) -> String {
+    format!("it comes {} s before the row before it; rows must be in the order of time", by.as_secs_f64())
 }
 
 #[cfg(test)]

@@ -41,7 +41,8 @@ macro_rules! of_the_world {
 macro_rules! of_players {
     ($($more:literal),*) => {
         of_the_world!(
-            "trace", "trace_block_tokens", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed",
+            "trace", "trace_block_tokens", "sessions", "session_interval", "max_pause", "max_context", "open_loop",
+            "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed",
             "target", "ttft_target",
             "tpot_target", "assert", "json", "html", "svg", "markdown" $(, $more)*
         )
@@ -62,6 +63,9 @@ Examples:
   The configuration of production, compared with others at three speeds, as an HTML page:
     attache replay --config-file prod.yaml --trace t.jsonl --endpoints 16 --speed 1,1.5,2 \\
       --compare least-request,llm-d=epp.yaml --html report.html
+
+  60 recorded sessions of coding agents, of which one begins every 20 seconds, in the mean:
+    attache replay --trace agents.jsonl.gz --sessions 60 --poisson 0.05 --max-context 131072
 
   A synthetic workload, and a server that fails during it:
     attache replay --workload multi-turn:clients=64 --change '30s lose 3' --change '1m join'
@@ -103,8 +107,8 @@ Exit codes: 0 good, 2 an --assert does not hold or a recorded decision differs w
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReplayArgs {
-    /// A recorded workload: Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, attache.trace.v1, a recording; `-`
-    /// is standard input, read whole before it is played
+    /// A recorded workload: sessions of agents, Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, attache.trace.v1,
+    /// a recording; also compressed with gzip; `-` is standard input, read whole before it is played
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(super) trace: Vec<PathBuf>,
     /// Tokens that one of a trace's `hash_ids` stands for [default: 512, in Qwen-Bailian traces 16]
@@ -122,10 +126,11 @@ pub(crate) struct ReplayArgs {
     /// Play only requests that arrive before this time
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Workload")]
     pub(super) until: Option<Duration>,
-    /// Replace the arrival times by a Poisson process with this rate, requests per second
+    /// Replace the arrival times by a Poisson process with this rate, requests per second; sessions per second in traces
+    /// of sessions
     #[arg(long, value_name = "RATE", conflicts_with_all = ["bursty", "clients"], help_heading = "Workload")]
     pub(super) poisson: Option<f64>,
-    /// Replace the arrival times by bursts: rate, and coefficient of variation of the gaps
+    /// Replace the arrival times by bursts: rate as above, and coefficient of variation of the gaps
     #[arg(long, value_name = "RATE,CV", conflicts_with = "clients", help_heading = "Workload")]
     pub(super) bursty: Option<String>,
     /// Replace the arrival times by this number of clients; each sends its next request after the response
@@ -137,6 +142,26 @@ pub(crate) struct ReplayArgs {
         help_heading = "Workload"
     )]
     pub(super) think: Duration,
+    /// Play this number of the trace's sessions, chosen by --seed; if the trace has fewer, they are played again with
+    /// other texts [default: all in their order]
+    #[arg(long, value_name = "N", requires = "trace", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Sessions")]
+    pub(super) sessions: Option<u64>,
+    /// Time between the beginnings of two sessions; --poisson and --bursty take rates [default: as recorded, else 30s]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_duration, requires = "trace",
+        conflicts_with_all = ["poisson", "bursty"], help_heading = "Sessions"
+    )]
+    pub(super) session_interval: Option<Duration>,
+    /// Longest pause before a request of a session; longer ones are cut [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "trace", help_heading = "Sessions")]
+    pub(super) max_pause: Option<Duration>,
+    /// Leave out requests of sessions with more tokens, prompt and response together, which servers would reject
+    #[arg(long, value_name = "TOKENS", requires = "trace", help_heading = "Sessions")]
+    pub(super) max_context: Option<u32>,
+    /// Send the requests of sessions at their recorded times; otherwise each is sent its pause after the response before
+    #[arg(long, requires = "trace", help_heading = "Sessions")]
+    pub(super) open_loop: bool,
+
     /// Model of requests without an adapter [default: `sim`; with --target the first of the gateway's /v1/models]
     #[arg(long, value_name = "NAME", help_heading = "Workload")]
     pub(super) model: Option<String>,

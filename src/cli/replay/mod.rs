@@ -22,7 +22,9 @@ use crate::pool::Roles;
 use crate::prefix::cache::{BlockUnit, CacheConfig};
 use crate::quota::Subject;
 use crate::replay::front::{FrontConfig, simulated_prefix};
-use crate::replay::world::{FleetChange, KvEventSettings, SignalSettings, TimedChange, World, WorldConfig, spec};
+use crate::replay::world::{
+    FleetChange, KvEventSettings, SignalSettings, TOO_LONG, TimedChange, World, WorldConfig, spec,
+};
 use crate::report::Observer;
 use crate::report::assertion::Assertion;
 use crate::report::served::{Queued, Sample, Served};
@@ -304,7 +306,7 @@ fn progress(args: &ReplayArgs, jobs: &[ReplayJob<'_>]) -> anyhow::Result<Progres
         let one = match job.source {
             // Counting the requests of a file would read it to its end.
             WorkloadSource::Trace(_) | WorkloadSource::Piped(_) => args.requests,
-            WorkloadSource::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
+            WorkloadSource::Sessions(..) | WorkloadSource::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
         };
         total = total.zip(one).map(|(all, one)| all + one);
     }
@@ -447,7 +449,9 @@ fn play(
     let late = late_changes(job, outcome.ended.since(Timestamp(0)));
     let models = world.models();
     let warnings = idle_rules(pool, &models).chain(late).map(|text| format!("warning: {text}"));
-    let remarks = warnings.chain(job.variant.note(&job.source.name(), world.bus(), outcome.requests)).collect();
+    let notes = job.variant.note(&job.source.name(), world.bus(), outcome.requests);
+    let too_long = too_long(job, observer.failures.get(TOO_LONG).copied());
+    let remarks = warnings.chain(notes).chain(too_long).collect();
     bar.inc(observer.unshown);
     let mut cell = BTreeMap::from([("endpoints".to_owned(), job.servers.len().to_string())]);
     if args.speed.len() > 1 || job.speed != 1.0 {
@@ -465,6 +469,16 @@ fn play(
         took: clock.now().since(began),
     };
     Ok((run, remarks))
+}
+
+/// A note about `count` requests of sessions that exceed the context of a server.
+fn too_long(job: &ReplayJob<'_>, count: Option<u64>) -> Option<String> {
+    let WorkloadSource::Sessions(name, _) = job.source else { return None };
+    let limit = job.servers.iter().map(|server| server.engine.max_request_tokens()).min()?;
+    let count = count?;
+    Some(format!(
+        "note: servers rejected {count} requests of {name} as too long; --max-context {limit} leaves them out"
+    ))
 }
 
 /// The engine of a server, with the flags that apply to all servers.

@@ -3,10 +3,11 @@
 use super::ReplayArgs;
 use crate::cli::output::message;
 use crate::workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
+use crate::workload::sessions::{Arrival, DEFAULT_MAX_PAUSE, SessionOptions, SessionPlayer, SessionTrace};
 use crate::workload::{Workload, synthetic, trace};
 use anyhow::{Context, bail, ensure};
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ pub(super) enum WorkloadSource {
     Trace(PathBuf),
     /// The bytes of standard input, which each policy plays from the beginning.
     Piped(Arc<[u8]>),
+    /// A trace of sessions, by its name, read whole.
+    Sessions(String, Arc<SessionTrace>),
     MadeUp(String),
 }
 
@@ -25,7 +28,7 @@ impl WorkloadSource {
         match self {
             WorkloadSource::Trace(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             WorkloadSource::Piped(_) => "-".to_owned(),
-            WorkloadSource::MadeUp(spelling) => spelling.clone(),
+            WorkloadSource::Sessions(name, _) | WorkloadSource::MadeUp(name) => name.clone(),
         }
     }
 }
@@ -33,7 +36,7 @@ impl WorkloadSource {
 /// All workloads to play. Names the fields of their traces that are not used.
 ///
 /// # Errors
-/// There is none, or standard input can't be read.
+/// There is none, standard input or a trace of sessions can't be read, or a flag for sessions has no sessions.
 pub(super) fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> {
     let is_piped = |path: &&PathBuf| path.as_os_str() == "-";
     ensure!(
@@ -55,7 +58,7 @@ pub(super) fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> 
             // A file that can't be read is an error when it is played.
             WorkloadSource::Trace(path) => File::open(path).map(|file| trace::unused(BufReader::new(file))),
             WorkloadSource::Piped(all) => Ok(trace::unused(Cursor::new(all.clone()))),
-            WorkloadSource::MadeUp(_) => continue,
+            WorkloadSource::Sessions(..) | WorkloadSource::MadeUp(_) => continue,
         };
         if let Ok(Ok(unused)) = unused
             && !unused.is_empty()
@@ -64,16 +67,90 @@ pub(super) fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> 
         }
     }
     sources.extend(args.workload.iter().cloned().map(WorkloadSource::MadeUp));
+    let sources = sources.into_iter().map(|source| with_sessions(args, source)).collect::<anyhow::Result<Vec<_>>>()?;
     ensure!(!sources.is_empty(), "nothing to play; give --trace FILE or --workload NAME (--list shows all)");
     Ok(sources)
 }
 
+/// The source, with its sessions read if it is a trace of sessions.
+fn with_sessions(args: &ReplayArgs, source: WorkloadSource) -> anyhow::Result<WorkloadSource> {
+    let read = |file: Box<dyn BufRead + Send>| trace::sessions(file, &options(args));
+    let sessions = match &source {
+        WorkloadSource::Trace(path) => {
+            let open = || read(Box::new(BufReader::new(File::open(path)?)));
+            open().with_context(|| path.display().to_string())?
+        }
+        WorkloadSource::Piped(all) => read(Box::new(Cursor::new(all.clone()))).context("standard input")?,
+        WorkloadSource::Sessions(..) | WorkloadSource::MadeUp(_) => None,
+    };
+    let name = source.name();
+    let Some(sessions) = sessions else {
+        let flags = [
+            ("--sessions", args.sessions.is_some()),
+            ("--session-interval", args.session_interval.is_some()),
+            ("--max-pause", args.max_pause.is_some()),
+            ("--max-context", args.max_context.is_some()),
+            ("--open-loop", args.open_loop),
+        ];
+        return match flags.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => bail!("{flag} needs a trace of sessions, and `{name}` is none"),
+            None => Ok(source),
+        };
+    };
+    let Some(most) = args.max_context else { return Ok(WorkloadSource::Sessions(name, Arc::new(sessions))) };
+    let kept = sessions.within(most);
+    ensure!(!kept.sessions.is_empty(), "--max-context {most} leaves no request of {name}");
+    message(format_args!(
+        "note: {name}: {} of {} requests have more than {most} tokens and are left out; {} of {} sessions remain",
+        sessions.requests() - kept.requests(),
+        sessions.requests(),
+        kept.sessions.len(),
+        sessions.sessions.len()
+    ));
+    Ok(WorkloadSource::Sessions(name, Arc::new(kept)))
+}
+
+/// How traces are read; sessions are played by [`player`].
+fn options(args: &ReplayArgs) -> trace::Options {
+    trace::Options { block_tokens: args.trace_block_tokens, ..trace::Options::default() }
+}
+
+/// Rate and coefficient of variation of `--bursty`.
+fn bursts(spelling: &str) -> anyhow::Result<(f64, f64)> {
+    let form = || format!("--bursty is `{spelling}`; a rate and a coefficient of variation are needed, as in `20,3`");
+    let (rate, cv) = spelling.split_once(',').with_context(form)?;
+    let number = |text: &str| text.trim().parse::<f64>().ok().with_context(form);
+    Ok((number(rate)?, number(cv)?))
+}
+
+/// The sessions of a trace, before their first request.
+fn player(args: &ReplayArgs, name: &str, trace: &Arc<SessionTrace>) -> anyhow::Result<SessionPlayer> {
+    ensure!(
+        args.clients.is_none(),
+        "--clients does not go with `{name}`, a trace of sessions; --session-interval, --poisson and --bursty say when \
+         sessions begin"
+    );
+    let arrival = match (args.session_interval, args.poisson, &args.bursty) {
+        (Some(interval), ..) => Some(Arrival::Every(interval)),
+        (None, Some(rate), _) => Some(Arrival::gaps(rate, 1.0)?),
+        (None, None, Some(bursty)) => {
+            let (rate, cv) = bursts(bursty)?;
+            Some(Arrival::gaps(rate, cv)?)
+        }
+        (None, None, None) => None,
+    };
+    let ReplayArgs { sessions: count, open_loop, seed, .. } = *args;
+    let max_pause = args.max_pause.unwrap_or(DEFAULT_MAX_PAUSE);
+    Ok(SessionPlayer::new(trace.clone(), SessionOptions { count, arrival, max_pause, open_loop, seed }))
+}
+
 /// Opens one workload at its beginning.
 pub(super) fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
-    let options = trace::Options { block_tokens: args.trace_block_tokens };
+    let options = options(args);
     let mut workload = match source {
         WorkloadSource::Trace(path) => trace::open(path, &options).with_context(|| path.display().to_string())?,
         WorkloadSource::Piped(all) => trace::read(Cursor::new(all.clone()), &options).context("standard input")?,
+        WorkloadSource::Sessions(name, trace) => Box::new(player(args, name, trace)?),
         WorkloadSource::MadeUp(spelling) => {
             let workload = synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?;
             let flags = [("--clients", args.clients.is_some()), ("--poisson", args.poisson.is_some())];
@@ -87,15 +164,15 @@ pub(super) fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -
             workload
         }
     };
-    if let Some(clients) = args.clients {
+    if matches!(source, WorkloadSource::Sessions(..)) {
+        // The player has placed the sessions in time.
+    } else if let Some(clients) = args.clients {
         workload = Box::new(ClosedLoop::new(workload, clients, args.think)?);
     } else if let Some(rate) = args.poisson {
         workload = Box::new(Resampled::poisson(workload, rate, args.seed)?);
     } else if let Some(bursty) = &args.bursty {
-        let form = || format!("--bursty is `{bursty}`; a rate and a coefficient of variation are needed, as in `20,3`");
-        let (rate, cv) = bursty.split_once(',').with_context(form)?;
-        let number = |text: &str| text.trim().parse::<f64>().ok().with_context(form);
-        workload = Box::new(Resampled::bursty(workload, number(rate)?, number(cv)?, args.seed)?);
+        let (rate, cv) = bursts(bursty)?;
+        workload = Box::new(Resampled::bursty(workload, rate, cv, args.seed)?);
     }
     if speed != 1.0 {
         workload = Box::new(Scaled::new(workload, speed)?);

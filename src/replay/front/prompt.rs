@@ -157,6 +157,7 @@ mod tests {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         };
         let text = text(&request);
         let kinds = ["role", "text", "media", "text"];

@@ -5,7 +5,7 @@
 //! the blocks are gone before that (their server died, or the lease ended), the decode server computes the prompt
 //! itself, as vLLM does with `kv_load_failure_policy: recompute`. Called by [`super::World`]; pure.
 
-use super::{InFlight, SERVER_FAILED, World};
+use super::{InFlight, SERVER_FAILED, TOO_LONG, World};
 use crate::front::Sent;
 use crate::legs::{PrefillLegs, PrefillProgress};
 use crate::queue::SimEvent;
@@ -304,7 +304,7 @@ impl World<'_> {
 /// Why a server rejects a request, without the numbers of the single request.
 fn refusal(refused: &Refused) -> &'static str {
     match refused {
-        Refused::TooLong { .. } => "prompt and response exceed the server's context",
+        Refused::TooLong { .. } => TOO_LONG,
         Refused::QueueFull { .. } => "the server's queue is full",
         Refused::Empty => "the prompt is empty",
     }

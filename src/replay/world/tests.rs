@@ -17,6 +17,8 @@ use attache_types::clock::Clock;
 use attache_workload::trace;
 use std::io::Cursor;
 
+mod sessions;
+
 /// A fleet and its picker.
 pub(super) struct Fleet {
     pub(super) strategy: &'static str,

@@ -143,6 +143,8 @@ fn each_metric_is_found_by_a_name_of_its_own() {
         ending: Ending::Answered,
         handover: None,
         fell_back: false,
+        turn: None,
+        alone: None,
     });
     run.objective = aimed.aim().map(ObjectiveFigures::of);
     for (at, metric) in METRICS.iter().enumerate() {

@@ -117,6 +117,8 @@ mod tests {
             ending,
             handover: None,
             fell_back: false,
+            turn: None,
+            alone: None,
         }
     }
 

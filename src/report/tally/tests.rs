@@ -23,6 +23,8 @@ fn served(number: u64) -> Served {
         ending: Ending::Answered,
         handover: None,
         fell_back: false,
+        turn: None,
+        alone: None,
     }
 }
 

@@ -105,19 +105,16 @@ impl Workload for ClosedLoop {
         Ok(request.map(|request| self.give(request, Timestamp(0))))
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
-        let (_, session) = self.open.remove(&number)?;
-        let at = now.after(self.think);
-        if let Some(request) = session.and_then(|session| self.next_of(session)) {
-            return Some(self.give(request, at));
-        }
-        match self.pull() {
-            Ok(request) => request.map(|request| self.give(request, at)),
-            Err(error) => {
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
+        let Some((_, session)) = self.open.remove(&number) else { return Vec::new() };
+        let next = match session.and_then(|session| self.next_of(session)) {
+            Some(request) => Some(request),
+            None => self.pull().unwrap_or_else(|error| {
                 self.failed = Some(error);
                 None
-            }
-        }
+            }),
+        };
+        next.map(|request| self.give(request, now.after(self.think))).into_iter().collect()
     }
 
     fn pair(&self, number: u64) -> u64 {

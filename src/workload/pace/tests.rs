@@ -28,6 +28,7 @@ fn request(number: u64, at: f64, session: Option<u64>) -> Request {
         tenant: None,
         priority: 0,
         headers: Vec::new(),
+        turn: None,
     }
 }
 
@@ -45,11 +46,12 @@ impl Workload for List {
         }
     }
 
-    fn ended(&mut self, _: u64, now: Timestamp) -> Option<Request> {
-        self.turns = self.turns.checked_sub(1)?;
+    fn ended(&mut self, _: u64, now: Timestamp) -> Vec<Request> {
+        let Some(turns) = self.turns.checked_sub(1) else { return Vec::new() };
+        self.turns = turns;
         let number = self.number;
         self.number += 1;
-        Some(Request { at: now.after(self.think), ..request(number, 0.0, None) })
+        vec![Request { at: now.after(self.think), ..request(number, 0.0, None) }]
     }
 
     fn total(&self) -> Option<u64> {
@@ -72,8 +74,7 @@ fn twice_the_speed_halves_gaps_and_think_times() {
     let mut scaled = Scaled::new(Box::new(inner), 2.0).unwrap();
     assert_eq!(scaled.total(), Some(3));
     assert_eq!(times(&drained(&mut scaled)), [0.0, 0.5, 1.5]);
-    let follow = scaled.ended(0, seconds(10.0)).unwrap();
-    assert_eq!(follow.at, seconds(10.5));
+    assert_eq!(times(&scaled.ended(0, seconds(10.0))), [10.5]);
     let mut same = Scaled::new(Box::new(list(&[0.123_456_789])), 1.0).unwrap();
     assert_eq!(drained(&mut same)[0].at, Timestamp(123_456_789));
     for speed in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -109,11 +110,15 @@ impl Workload for Chats {
         Ok(request.map(|request| Request { session: Some(request.number), ..request }))
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
         let (chat, turn) = self.open.remove(&number).expect("every number that has ended was given out");
-        let request = self.list.ended(number, now).filter(|_| turn < 3)?;
-        self.open.insert(request.number, (chat, turn + 1));
-        Some(Request { session: Some(chat), ..request })
+        let mut requests = self.list.ended(number, now);
+        requests.retain(|_| turn < 3);
+        for request in &mut requests {
+            self.open.insert(request.number, (chat, turn + 1));
+            request.session = Some(chat);
+        }
+        requests
     }
 }
 
@@ -123,8 +128,8 @@ fn a_limit_leaves_no_gaps_in_the_numbers_of_conversations() {
     (list.turns, list.think) = (100, Duration::from_secs(1));
     let mut limited = Limited::new(Box::new(Chats { list, open: HashMap::new() }), None, Some(Duration::from_secs(5)));
     assert_eq!(drained(&mut limited).len(), 3);
-    assert!(limited.ended(0, seconds(4.5)).is_none(), "it would come at 5.5 s");
-    let shown = |request: Option<Request>| request.map(|r| (r.number, r.session, r.at.0 / 1_000_000));
+    assert_eq!(limited.ended(0, seconds(4.5)), [], "it would come at 5.5 s");
+    let shown = |requests: Vec<Request>| requests.first().map(|r| (r.number, r.session, r.at.0 / 1_000_000));
     assert_eq!(shown(limited.ended(1, seconds(1.0))), Some((3, Some(1), 2_000)));
     assert_eq!(shown(limited.ended(2, seconds(1.5))), Some((4, Some(2), 2_500)));
     assert_eq!(shown(limited.ended(3, seconds(2.5))), Some((5, Some(1), 3_500)));
@@ -178,7 +183,7 @@ fn served(workload: &mut dyn Workload, most: usize) -> Vec<(Request, Timestamp)>
             }
             _ => {
                 let Some(Reverse((now, number))) = ends.pop() else { return sent };
-                if let Some(request) = workload.ended(number, now) {
+                for request in workload.ended(number, now) {
                     assert!(request.at >= now);
                     coming.push(Reverse((request.at, request.number)));
                     requests.insert(request.number, request);
@@ -205,8 +210,8 @@ fn clients_think_after_their_answers() {
     let first = closed.next().unwrap().unwrap();
     assert_eq!((first.number, first.at), (0, Timestamp(0)), "the trace's own times are not looked at");
     assert!(closed.next().unwrap().is_none());
-    assert_eq!(closed.ended(0, seconds(2.0)).unwrap().at, seconds(5.0));
-    assert!(closed.ended(0, seconds(3.0)).is_none(), "one answer to a request");
+    assert_eq!(times(&closed.ended(0, seconds(2.0))), [5.0]);
+    assert_eq!(closed.ended(0, seconds(3.0)), [], "one answer to a request");
     let error = ClosedLoop::new(Box::new(list(&[])), 0, Duration::ZERO).err().unwrap().to_string();
     assert_eq!(error, "`clients` is 0; a whole number from 1 is allowed");
 }

@@ -185,6 +185,7 @@ impl<M: FnMut(Moment, &mut PickRng) -> RequestContent + Send> Workload for OpenL
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         }))
     }
 

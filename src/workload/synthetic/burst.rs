@@ -98,6 +98,7 @@ impl Workload for Burst {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         }))
     }
 

@@ -194,6 +194,7 @@ impl Conversations {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         })
     }
 
@@ -219,13 +220,13 @@ impl Workload for Conversations {
         Ok(conversation.and_then(|conversation| self.ask(conversation, at)))
     }
 
-    fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
-        let mut conversation = self.open.remove(&number)?;
+    fn ended(&mut self, number: u64, now: Timestamp) -> Vec<Request> {
+        let Some(mut conversation) = self.open.remove(&number) else { return Vec::new() };
         let answer = conversation.answer;
         conversation.said.push(PromptPart::text(Speaker::Assistant, answer));
         conversation.said_tokens = conversation.said_tokens.saturating_add(answer.tokens);
         let think = self.shape.think.draw(&mut conversation.rng);
-        self.ask(conversation, now.after(Duration::from_secs_f64(think)))
+        self.ask(conversation, now.after(Duration::from_secs_f64(think))).into_iter().collect()
     }
 
     /// That of the conversation: which turn of it comes when is the servers' doing.

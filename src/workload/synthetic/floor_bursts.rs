@@ -117,6 +117,7 @@ impl Workload for FloorBursts {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         }))
     }
 

@@ -36,7 +36,7 @@ fn played(workload: &mut dyn Workload, limit: usize, most_in_flight: usize) -> V
             }
             _ => {
                 let Some(Reverse((now, number))) = ends.pop() else { unreachable!() };
-                if let Some(request) = workload.ended(number, now) {
+                for request in workload.ended(number, now) {
                     assert!(request.at >= now, "{} before its cause", request.number);
                     coming.push(Reverse((request.at, request.number)));
                     waiting.insert(request.number, request);

@@ -75,6 +75,7 @@ impl RowParser for Azure {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         })
     }
 }

@@ -2,38 +2,32 @@
 //!
 //! `{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132, "type":
 //! "text", "turn": 2, "hash_ids": [1089, …]}`: seconds, tokens, tokens, and one id for each block of 16 tokens of the
-//! prompt, the last of which may be cut. A request without an earlier turn has the parent -1. All turns of a
-//! conversation have one session. Prompts do not quote responses: the trace does not say where. Source: KVCache Cache
-//! in the Wild (USENIX ATC 2025), alibaba-edu/qwen-bailian-usagetraces-anon.
+//! prompt, the last of which may be cut. A request without an earlier turn has the parent -1, and so has one whose parent
+//! is not in the trace. A conversation is a session, in which each turn waits for its parent and then for a person. The
+//! trace has no durations, so that a pause is the time since the request before. Prompts do not quote responses: the
+//! trace does not say where. Source: KVCache Cache in the Wild (USENIX ATC 2025), alibaba-edu/qwen-bailian-usagetraces-anon.
 
-use super::RowParser;
+use super::blocks::pieces;
 use super::fields::{shown, time, tokens, wrong};
-use super::mooncake::{checked_size, prompt};
-use crate::names::{TextKind, name};
-use crate::{Request, TraceError};
+use super::mooncake::{block_ids, checked_size};
+use super::rows::Rows;
+use crate::names::{NUMBERS, TextKind, name};
+use crate::sessions::{Session, SessionTrace, Turn};
+use crate::{PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
+use attache_types::program::TurnCause;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::collections::{HashMap, VecDeque};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::time::Duration;
 
 /// 16 tokens: what the files have in their names.
 pub const DEFAULT_BLOCK_TOKENS: u32 = 16;
 /// Fields that are read of a row.
 pub(super) const FIELDS: [&str; 6] =
     ["chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"];
-/// Requests whose conversation is remembered; the first is forgotten for a new one. A later turn of a forgotten one
-/// begins a session.
-pub const MAX_CHATS: usize = 100_000;
-
-/// The rule of the format.
-#[derive(Debug)]
-pub(super) struct Bailian {
-    block_tokens: u32,
-    /// The session of each request, by its `chat_id`.
-    sessions: HashMap<u64, u64>,
-    /// The keys of `sessions`, the oldest first.
-    order: VecDeque<u64>,
-}
 
 /// The fields of a row, unread, so that an error can name the one that is wrong.
 #[derive(Deserialize)]
@@ -52,61 +46,112 @@ struct BailianRow<'a> {
     hash_ids: Option<&'a RawValue>,
 }
 
-impl Bailian {
-    /// Blocks of `block_tokens`.
-    ///
-    /// # Errors
-    /// See [`checked_size`].
-    pub(super) fn new(block_tokens: u32) -> Result<Self, TraceError> {
-        Ok(Self { block_tokens: checked_size(block_tokens)?, sessions: HashMap::new(), order: VecDeque::new() })
-    }
+/// A conversation so far.
+struct Chat {
+    at: Timestamp,
+    turns: Vec<Turn>,
+}
 
-    /// The session of the request `chat`: that of its parent, else a new one.
-    fn session(&mut self, chat: u64, parent: Option<u64>) -> u64 {
-        let session = parent.and_then(|parent| self.sessions.get(&parent).copied()).unwrap_or(chat);
-        if self.sessions.insert(chat, session).is_none() {
-            self.order.push_back(chat);
-            if self.order.len() > MAX_CHATS
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.sessions.remove(&oldest);
-            }
+/// Reads all conversations, with blocks of `block_tokens`.
+///
+/// # Errors
+/// When a row or the block size can't be used, or there are no rows.
+pub(super) fn read(mut rows: Rows, block_tokens: u32) -> Result<SessionTrace, TraceError> {
+    let block = checked_size(block_tokens)?;
+    let mut chats: Vec<Chat> = Vec::new();
+    // Conversation and position of each request, by its `chat_id`.
+    let mut places: HashMap<u64, (usize, usize)> = HashMap::new();
+    let (mut first, mut last) = (None, Timestamp(0));
+    let mut number = 0;
+    while let Some((row, text)) = rows.next()? {
+        let wrong = |message| TraceError::Row { row, message };
+        let Row { chat, parent, request } = request(text, number, block).map_err(wrong)?;
+        if request.at < last {
+            return Err(wrong(super::out_of_order(last.since(request.at))));
         }
-        session
+        last = request.at;
+        let first = *first.get_or_insert(request.at);
+        number += 1;
+        let before = parent.and_then(|parent| places.get(&parent).copied());
+        let (i, before) = match before {
+            Some((i, before)) => (i, Some(before)),
+            None => {
+                chats.push(Chat { at: Timestamp(0).after(request.at.since(first)), turns: Vec::new() });
+                (chats.len() - 1, None)
+            }
+        };
+        let Some(open) = chats.get_mut(i) else { continue };
+        places.insert(chat, (i, open.turns.len()));
+        let at = Timestamp(0).after(request.at.since(first.after(open.at.since(Timestamp(0)))));
+        open.turns.push(turn(request, at, before, &open.turns));
+    }
+    if chats.is_empty() {
+        return Err(TraceError::Format("the trace has no requests".to_owned()));
+    }
+    let sessions = chats.into_iter().map(|Chat { at, turns }| Session::new(Some(at), turns)).collect();
+    Ok(SessionTrace { sessions, id_header: None })
+}
+
+/// The turn `at` after the start of its conversation, behind that at the position `before` of `turns`.
+fn turn(request: Request, at: Timestamp, before: Option<usize>, turns: &[Turn]) -> Turn {
+    let parent = before.and_then(|before| turns.get(before));
+    // All turns of a conversation have one session: that of its first request.
+    let session = turns.first().map_or(request.session, |first| first.request.session);
+    Turn {
+        agent: 0,
+        cause: if parent.is_some() { TurnCause::Person } else { TurnCause::Start },
+        after: before.and_then(|before| u32::try_from(before).ok()).into_iter().collect::<SmallVec<_>>(),
+        pause: parent.map_or(Duration::ZERO, |parent| at.since(parent.request.at)),
+        request: Request { at, session, ..request },
     }
 }
 
+/// A row: the id of its request, that of the request before it, and the request.
+struct Row {
+    chat: u64,
+    parent: Option<u64>,
+    request: Request,
+}
+
+/// The request in `row`, the `number`th.
+///
+/// # Errors
+/// The field, what it holds, and what is allowed.
+fn request(row: &str, number: u64, block: u32) -> Result<Row, String> {
+    let row: BailianRow<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
+    let chat = id("chat_id", row.chat_id, "a whole number")?;
+    // -1 names no request.
+    let parent = match row.parent_chat_id.map(RawValue::get) {
+        Some("-1") => None,
+        _ => Some(id("parent_chat_id", row.parent_chat_id, "a whole number, or -1 for none,")?),
+    };
+    let at = time("timestamp", row.timestamp.map(RawValue::get), "seconds", 0)?;
+    let input = tokens("input_length", row.input_length.map(RawValue::get), 1)?;
+    // A response that was cut off is still requested.
+    let output = tokens("output_length", row.output_length.map(RawValue::get), 0)?.max(1);
+    let ids = block_ids(row.hash_ids.map(RawValue::get), input, block)?;
+    // Ids count in the whole trace. What all prompts begin with can only be the operator's.
+    let text = name(0, TextKind::Block, NUMBERS - 1);
+    let (first, rest) = ids.split_at(1.min(ids.len()));
+    let system = pieces(text, first, block, input.min(block)).into_iter().map(|piece| (Speaker::System, piece));
+    let user = pieces(text, rest, block, input.saturating_sub(block)).into_iter().map(|piece| (Speaker::User, piece));
+    let request = Request {
+        number: 0,
+        at,
+        prompt: system.chain(user).map(|(role, piece)| PromptPart::text(role, piece)).collect(),
+        answer: Piece::new(name(0, TextKind::Answer, number), output),
+        adapter: None,
+        session: Some(chat),
+        tenant: None,
+        priority: 0,
+        headers: Vec::new(),
+        turn: None,
+    };
+    Ok(Row { chat, parent, request })
+}
+
+/// The number of a request.
 fn id(field: &str, got: Option<&RawValue>, allowed: &str) -> Result<u64, String> {
     let got = got.map(RawValue::get);
     got.and_then(|id| id.parse().ok()).ok_or_else(|| wrong(field, got, allowed))
-}
-
-impl RowParser for Bailian {
-    const FROM_FIRST: bool = true;
-
-    fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
-        let row: BailianRow<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
-        let chat = id("chat_id", row.chat_id, "a whole number")?;
-        // -1 names no request.
-        let parent = match row.parent_chat_id.map(RawValue::get) {
-            Some("-1") => None,
-            _ => Some(id("parent_chat_id", row.parent_chat_id, "a whole number, or -1 for none,")?),
-        };
-        let at = time("timestamp", row.timestamp.map(RawValue::get), "seconds", 0)?;
-        let input = tokens("input_length", row.input_length.map(RawValue::get), 1)?;
-        // A response that was cut off is still requested.
-        let output = tokens("output_length", row.output_length.map(RawValue::get), 0)?.max(1);
-        let prompt = prompt(row.hash_ids.map(RawValue::get), input, self.block_tokens)?;
-        Ok(Request {
-            number,
-            at,
-            prompt,
-            answer: Piece::new(name(0, TextKind::Answer, number), output),
-            adapter: None,
-            session: Some(self.session(chat, parent)),
-            tenant: None,
-            priority: 0,
-            headers: Vec::new(),
-        })
-    }
 }

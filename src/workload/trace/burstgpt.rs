@@ -119,6 +119,7 @@ impl RowParser for BurstGpt {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         })
     }
 }

@@ -63,11 +63,11 @@ impl Mooncake {
     }
 }
 
-/// The prompt of `input` tokens that consists of the blocks `ids`, of `block_tokens` each, the last of which may be cut.
+/// The ids of the blocks of a prompt of `input` tokens, of `block_tokens` each, the last of which may be cut.
 ///
 /// # Errors
 /// `ids` is no list of numbers, or has another length than the prompt needs.
-pub(super) fn prompt(ids: Option<&str>, input: u32, block_tokens: u32) -> Result<Vec<PromptPart>, String> {
+pub(super) fn block_ids(ids: Option<&str>, input: u32, block_tokens: u32) -> Result<Vec<u64>, String> {
     let read = ids.and_then(|ids| serde_json::from_str::<Vec<u64>>(ids).ok());
     let read = read.ok_or_else(|| wrong("hash_ids", ids, "a list of whole numbers"))?;
     if u64::from(input.div_ceil(block_tokens)) != read.len() as u64 {
@@ -78,9 +78,15 @@ pub(super) fn prompt(ids: Option<&str>, input: u32, block_tokens: u32) -> Result
             remedy(read.len(), input)
         ));
     }
+    Ok(read)
+}
+
+/// The prompt of `input` tokens that consists of the blocks `ids`; see [`block_ids`].
+fn prompt(ids: Option<&str>, input: u32, block_tokens: u32) -> Result<Vec<PromptPart>, String> {
+    let ids = block_ids(ids, input, block_tokens)?;
     let mut rest = input;
-    let mut prompt = Vec::with_capacity(read.len());
-    for id in read {
+    let mut prompt = Vec::with_capacity(ids.len());
+    for id in ids {
         // What everybody begins with can only be the operator's.
         let role = if prompt.is_empty() { Speaker::System } else { Speaker::User };
         let tokens = rest.min(block_tokens);
@@ -123,6 +129,7 @@ impl RowParser for Mooncake {
             tenant: None,
             priority: 0,
             headers: Vec::new(),
+            turn: None,
         })
     }
 }

@@ -16,20 +16,39 @@
 //! | `priority` | a whole number, 0 when it is missing |
 //! | `headers` | further headers of the request, such as `{"x-slo-ttft-ms":"500"}`; names in lower case; may be missing |
 //!
+//! If the first row is `{"format":"attache.trace.v1","sessions":true}`, the rows are turns of sessions. They are sent when
+//! the responses have ended that they wait for, as in [`crate::sessions`]; `at` counts in an open loop only. Each row has
+//! a `session`, and these fields:
+//!
+//! | field | holds |
+//! |---|---|
+//! | `pause` | seconds from the end of the response before to this request; may be missing in the first row of a session |
+//! | `agent` | the sub-agent that sends the request, a whole number or text; missing for the main agent |
+//! | `parent` | the agent that started this sub-agent, in its first row; missing for the main agent |
+//! | `cause` | `"tool"` or `"person"`: what the agent waited for; a person if it is missing |
+//!
+//! A request waits for the response before of the same agent, and for the sub-agents that the agent has started since
+//! and whose rows stand before it. The first request of a sub-agent waits for the last one of its parent.
+//!
 //! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part
 //! is the tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer
 //! names it as the answer did. An image takes `tokens` in the prompt, and equal names are equal images. Fields that are
 //! not listed here are refused.
 
 use super::fields::{shown, time, tokens, whole, wrong};
+use super::rows::Rows;
 use super::{MAX_TOKENS, RowParser};
-use crate::{Headers, PromptPart, Request, Speaker};
+use crate::sessions::{Entry, Session, SessionTrace, link};
+use crate::{Headers, PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
+use attache_types::program::TurnCause;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// What the first row holds in `format`.
@@ -58,6 +77,45 @@ struct NativeRow<'a> {
     priority: Option<&'a RawValue>,
     #[serde(borrow)]
     headers: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pause: Option<&'a RawValue>,
+    #[serde(borrow)]
+    agent: Option<&'a RawValue>,
+    #[serde(borrow)]
+    parent: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cause: Option<&'a RawValue>,
+}
+
+impl<'a> NativeRow<'a> {
+    fn read(row: &'a str) -> Result<Self, String> {
+        serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))
+    }
+
+    /// The request of the row.
+    fn request(&self, number: u64) -> Result<Request, String> {
+        let at = time("at", self.at.map(RawValue::get), "seconds", 0)?;
+        let prompt = prompt(self.parts.map(RawValue::get))?;
+        let answer = self.answer.map(RawValue::get);
+        let fields = answer.and_then(list);
+        let answer = match fields.as_deref() {
+            Some([name, tokens]) => piece("answer", name, tokens, None)?,
+            Some([name, tokens, from]) => piece("answer", name, tokens, Some(from))?,
+            _ => return Err(wrong("answer", answer, "[name, tokens] or [name, tokens, from]")),
+        };
+        Ok(Request {
+            number,
+            at,
+            prompt,
+            answer,
+            adapter: text("adapter", self.adapter)?,
+            session: self.session.map(|got| id("session", got)).transpose()?,
+            tenant: text("tenant", self.tenant)?,
+            priority: priority(self.priority)?,
+            headers: headers(self.headers)?,
+            turn: None,
+        })
+    }
 }
 
 /// Whether this is the value of `format` in a first row.
@@ -69,31 +127,87 @@ impl RowParser for Native {
     const FROM_FIRST: bool = false;
 
     fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
-        let row: NativeRow<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
-        let at = time("at", row.at.map(RawValue::get), "seconds", 0)?;
-        let prompt = prompt(row.parts.map(RawValue::get))?;
-        let answer = row.answer.map(RawValue::get);
-        let fields = answer.and_then(list);
-        let answer = match fields.as_deref() {
-            Some([name, tokens]) => piece("answer", name, tokens, None)?,
-            Some([name, tokens, from]) => piece("answer", name, tokens, Some(from))?,
-            _ => return Err(wrong("answer", answer, "[name, tokens] or [name, tokens, from]")),
-        };
-        let session = row
-            .session
-            .map(|got| name_of(got.get()).ok_or_else(|| wrong("session", Some(got.get()), "a whole number or text")));
-        Ok(Request {
-            number,
-            at,
-            prompt,
-            answer,
-            adapter: text("adapter", row.adapter)?,
-            session: session.transpose()?,
-            tenant: text("tenant", row.tenant)?,
-            priority: priority(row.priority)?,
-            headers: headers(row.headers)?,
-        })
+        let row = NativeRow::read(row)?;
+        let of_sessions = [("pause", row.pause), ("agent", row.agent), ("parent", row.parent), ("cause", row.cause)];
+        if let Some((field, got)) = of_sessions.into_iter().find_map(|(field, got)| Some((field, got?))) {
+            let allowed = "it is allowed if the first row has \"sessions\":true";
+            return Err(format!("`{field}` is {}; {allowed}", shown(got.get())));
+        }
+        row.request(number)
     }
+}
+
+/// A session so far.
+#[derive(Default)]
+struct OpenSession {
+    at: Timestamp,
+    entries: Vec<Entry>,
+    /// Numbers of the agents, by their ids; the main agent has none.
+    agents: HashMap<u64, u32>,
+}
+
+impl OpenSession {
+    /// Adds a row, whose `request` came `at` after the start of the trace.
+    fn add(&mut self, row: &NativeRow<'_>, mut request: Request) -> Result<(), String> {
+        if self.entries.is_empty() {
+            self.at = request.at;
+        }
+        request.at = Timestamp(0).after(request.at.since(self.at));
+        let agent = row.agent.map(|got| id("agent", got)).transpose()?;
+        let parent = row.parent.map(|got| id("parent", got)).transpose()?;
+        let parent = match parent {
+            None => 0,
+            Some(parent) => *self.agents.get(&parent).ok_or_else(|| {
+                wrong("parent", row.parent.map(RawValue::get), "an agent of an earlier row of the session")
+            })?,
+        };
+        let next = u32::try_from(self.agents.len()).unwrap_or(u32::MAX).saturating_add(1);
+        let agent = agent.map_or(0, |agent| *self.agents.entry(agent).or_insert(next));
+        let pause = match row.pause {
+            None if self.entries.is_empty() => Duration::ZERO,
+            got => time("pause", got.map(RawValue::get), "seconds", 0)?.since(Timestamp(0)),
+        };
+        let cause = match row.cause.map(RawValue::get) {
+            Some("\"tool\"") => TurnCause::Tool,
+            Some("\"person\"") | None => TurnCause::Person,
+            got => return Err(wrong("cause", got, "\"tool\" or \"person\"")),
+        };
+        self.entries.push(Entry { request, agent, parent, cause, took: Duration::ZERO, pause: Some(pause) });
+        Ok(())
+    }
+}
+
+/// Reads a trace of sessions, behind its first row.
+///
+/// # Errors
+/// When a row can't be used, or there are none.
+pub(super) fn sessions(mut rows: Rows) -> Result<SessionTrace, TraceError> {
+    let mut sessions: Vec<OpenSession> = Vec::new();
+    let mut places: HashMap<u64, usize> = HashMap::new();
+    let mut last = Timestamp(0);
+    while let Some((number, text)) = rows.next()? {
+        let wrong = |message| TraceError::Row { row: number, message };
+        let row = NativeRow::read(text).map_err(wrong)?;
+        let request = row.request(0).map_err(wrong)?;
+        if request.at < last {
+            return Err(wrong(super::out_of_order(last.since(request.at))));
+        }
+        last = request.at;
+        let session =
+            request.session.ok_or_else(|| wrong(super::fields::wrong("session", None, "a whole number or text")))?;
+        let place = *places.entry(session).or_insert(sessions.len());
+        if place == sessions.len() {
+            sessions.push(OpenSession::default());
+        }
+        if let Some(session) = sessions.get_mut(place) {
+            session.add(&row, request).map_err(wrong)?;
+        }
+    }
+    if sessions.is_empty() {
+        return Err(TraceError::Format("the trace has no requests".to_owned()));
+    }
+    let session = |OpenSession { at, entries, .. }| Session::new(Some(at), link(entries));
+    Ok(SessionTrace { sessions: sessions.into_iter().map(session).collect(), id_header: None })
 }
 
 fn prompt(parts: Option<&str>) -> Result<Vec<PromptPart>, String> {
@@ -146,6 +260,11 @@ fn piece(field: &str, name: &RawValue, length: &RawValue, from: Option<&RawValue
 
 fn list(json: &str) -> Option<Vec<Box<RawValue>>> {
     serde_json::from_str(json).ok()
+}
+
+/// The number that an id stands for.
+fn id(field: &str, got: &RawValue) -> Result<u64, String> {
+    name_of(got.get()).ok_or_else(|| wrong(field, Some(got.get()), "a whole number or text"))
 }
 
 /// The number that a name stands for.

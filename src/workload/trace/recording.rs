@@ -112,6 +112,7 @@ impl Recording {
             tenant: decided.prompt.as_ref().and_then(|looked| looked.tenant.as_deref()).map(Into::into),
             priority: decided.priority,
             headers: headers(decided),
+            turn: None,
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Lines of bounded length, counted as editors count them.
 
 use crate::TraceError;
-use std::io::{BufRead, Read};
+use flate2::bufread::MultiGzDecoder;
+use std::io::{self, BufRead, BufReader, Read};
 
 /// 16 MiB: a million tokens in blocks of 16 are a row of 600 KB.
 const MAX_ROW_BYTES: usize = 16 << 20;
+
+/// The first bytes of a file that is compressed with gzip.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The rows of a trace; empty ones are passed over.
 pub(super) struct Rows {
@@ -15,8 +19,17 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn new(source: Box<dyn BufRead + Send>) -> Self {
+    fn new(source: Box<dyn BufRead + Send>) -> Self {
         Self { source, line: Vec::new(), row: 0, is_put_back: false }
+    }
+
+    /// The rows of `source`, which may be compressed with gzip.
+    ///
+    /// # Errors
+    /// When the source can't be read.
+    pub(super) fn open(mut source: impl BufRead + Send + 'static) -> io::Result<Self> {
+        let is_gzip = source.fill_buf()?.starts_with(&GZIP);
+        Ok(Self::new(if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(source))) } else { Box::new(source) }))
     }
 
     /// The next row gives the same line once more.
@@ -51,9 +64,6 @@ impl Rows {
         }
         match std::str::from_utf8(&self.line) {
             Ok(text) => Ok(Some((self.row, text.trim_ascii()))),
-            Err(_) if self.row == 1 && self.line.starts_with(&[0x1f, 0x8b]) => {
-                Err(TraceError::Format("the trace is compressed with gzip; unpack it first".to_owned()))
-            }
             Err(e) => Err(self.wrong(format!("it is not UTF-8 from byte {} on", e.valid_up_to() + 1))),
         }
     }
@@ -66,10 +76,12 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Cursor;
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::{Cursor, Write};
 
     fn all(bytes: Vec<u8>) -> Result<Vec<(u64, String)>, TraceError> {
-        let mut rows = Rows::new(Box::new(Cursor::new(bytes)));
+        let mut rows = Rows::open(Cursor::new(bytes))?;
         let mut found = Vec::new();
         while let Some((row, text)) = rows.next()? {
             found.push((row, text.to_owned()));
@@ -86,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_row_can_be_put_back_once() {
-        let mut rows = Rows::new(Box::new(Cursor::new("a\nb\n")));
+        let mut rows = Rows::open(Cursor::new("a\nb\n")).unwrap();
         assert_eq!(rows.next().unwrap(), Some((1, "a")));
         rows.put_back();
         assert_eq!(rows.next().unwrap(), Some((1, "a")));
@@ -102,7 +114,17 @@ mod tests {
         let mut fits = vec![b'x'; MAX_ROW_BYTES];
         fits.push(b'\n');
         assert_eq!(all(fits).unwrap()[0].1.len(), MAX_ROW_BYTES);
-        let gzip = all(b"\x1f\x8b\x08\x00".to_vec()).unwrap_err().to_string();
-        assert_eq!(gzip, "the trace is compressed with gzip; unpack it first");
+    }
+
+    #[test]
+    fn compressed_rows_are_unpacked() {
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        packed.write_all(b"a\n\nb\n").unwrap();
+        let packed = packed.finish().unwrap();
+        // Two members, as `cat` of two files makes them.
+        let found = all([packed.clone(), packed.clone()].concat()).unwrap();
+        let rows: Vec<_> = found.iter().map(|(row, text)| (*row, text.as_str())).collect();
+        assert_eq!(rows, [(1, "a"), (3, "b"), (4, "a"), (6, "b")]);
+        assert!(matches!(all(packed[..packed.len() - 9].to_vec()), Err(TraceError::Read(_))), "a cut file is an error");
     }
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::names::{TextKind, name, name_of_block};
 use crate::{PromptPart, Speaker};
 use attache_sim::content::Piece;
+use attache_types::program::TurnCause;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::io::Cursor;
@@ -61,10 +62,10 @@ fn a_mooncake_prompt_is_its_blocks_the_last_one_cut() {
 #[test]
 fn another_block_size_can_be_set() {
     let row = r#"{"timestamp": 0, "input_length": 33, "output_length": 2, "hash_ids": [1, 2, 3]}"#;
-    let options = Options { block_tokens: Some(16) };
+    let options = Options { block_tokens: Some(16), ..Options::default() };
     let request = read(Cursor::new(row), &options).unwrap().next().unwrap().unwrap();
     assert_eq!(request.prompt.iter().map(|p| p.piece.tokens).collect::<Vec<_>>(), [16, 16, 1]);
-    let error = read(Cursor::new(row), &Options { block_tokens: Some(0) }).err().unwrap().to_string();
+    let error = read(Cursor::new(row), &Options { block_tokens: Some(0), ..options }).err().unwrap().to_string();
     let message = "the block size (`--trace-block-tokens`) is 0; a whole number from 1 to 65536 is allowed";
     assert_eq!(error, message);
     // The flag that the message names makes the row readable.
@@ -80,14 +81,87 @@ fn another_block_size_can_be_set() {
 
 #[test]
 fn bailian_has_blocks_of_16_tokens_seconds_and_conversations() {
-    let requests = sample("traces/qwen-bailian.jsonl");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/traces/qwen-bailian.jsonl");
+    let open_loop =
+        Options { sessions: SessionOptions { open_loop: true, ..Default::default() }, ..Default::default() };
+    let mut workload = open(&path, &open_loop).unwrap();
+    let requests: Vec<Request> = std::iter::from_fn(|| workload.next().unwrap()).collect();
     assert_eq!(seconds(&requests), [0.0, 1.114, 59.5, 61.25]);
     assert_eq!(lengths(&requests), [(50, 700), (33, 90), (81, 40), (16, 1)]);
     assert_eq!(requests.iter().map(|r| r.session).collect::<Vec<_>>(), [Some(11), Some(12), Some(11), Some(14)]);
     let tokens = |r: &Request| r.prompt.iter().map(|part| part.piece.tokens).collect::<Vec<_>>();
-    assert_eq!(tokens(&requests[0]), [16, 16, 16, 2]);
-    assert_eq!(requests[2].prompt[..3], requests[0].prompt[..3], "the next turn begins with the first one");
+    assert_eq!((tokens(&requests[0]), tokens(&requests[1])), (vec![16, 34], vec![16, 17]));
+    assert_eq!(requests[2].turn.unwrap().known_tokens, 48, "the next turn begins with the first one");
     assert_eq!(requests[1].prompt[0], requests[0].prompt[0], "conversations may begin equally");
+}
+
+#[test]
+fn bailian_turn_follows_the_response_to_its_parent() {
+    let row = |chat: u64, parent: i64, at: f64| {
+        format!(
+            r#"{{"chat_id": {chat}, "parent_chat_id": {parent}, "timestamp": {at}, "input_length": 16, "output_length": 3, "type": "text", "turn": 1, "hash_ids": [{chat}]}}"#
+        )
+    };
+    let rows = [row(1, -1, 5.0), row(2, -1, 6.0), row(3, 1, 9.0), row(4, 1, 10.0), row(5, 77, 11.0)].join("\n");
+    let mut workload = read(Cursor::new(rows.clone()), &Options::default()).unwrap();
+    let mut next = || workload.next().unwrap().map(|request| (request.number, request.at.0 / 1_000_000));
+    assert_eq!([next(), next(), next(), next()], [Some((0, 0)), Some((1, 1_000)), Some((2, 6_000)), None]);
+    let ends = |workload: &mut dyn Workload, number, at| -> Vec<_> {
+        let requests = workload.ended(number, Timestamp(at)).into_iter();
+        requests.map(|request| (request.session, request.at.0, request.turn.map(|turn| turn.cause))).collect()
+    };
+    let person = Some(TurnCause::Person);
+    let both = [(Some(1), 24_000_000_000, person), (Some(1), 25_000_000_000, person)];
+    assert_eq!(ends(&mut *workload, 0, 20_000_000_000), both);
+    assert_eq!(ends(&mut *workload, 2, 21_000_000_000), []);
+    let error = parsed(format!("{rows}\n{}", row(6, -1, 3.0))).unwrap_err().to_string();
+    assert_eq!(error, "row 6: it comes 8 s before the row before it; rows must be in the order of time");
+}
+
+#[test]
+fn native_sessions_are_played_in_a_closed_loop() {
+    let row = |at: f64, rest: &str| {
+        format!(r#"{{"at":{at},"parts":[["user","a",64]],"answer":["b",5],"session":"s"{rest}}}"#)
+    };
+    let rows = [
+        "{\"format\":\"attache.trace.v1\",\"sessions\":true}".to_owned(),
+        row(1.0, r#","headers":{"x-claude-code-session-id":"s"}"#),
+        row(3.0, r#","pause":1,"agent":"explore""#),
+        row(5.0, r#","pause":0.5,"agent":"explore","cause":"tool""#),
+        row(9.0, r#","pause":2"#),
+    ];
+    let text = rows.join("\n");
+    let mut workload = read(Cursor::new(text.clone()), &Options::default()).unwrap();
+    let first = workload.next().unwrap().unwrap();
+    assert_eq!((first.at, &*first.headers[0].1, first.turn.unwrap().turns), (Timestamp(1_000_000_000), "s", 4));
+    assert_eq!(workload.next().unwrap(), None);
+    let mut end = |number, at: u64| {
+        let requests = workload.ended(number, Timestamp(at * 1_000_000_000)).into_iter();
+        requests.map(|r| (r.at.0 / 100_000_000, r.turn.unwrap().agent, r.turn.unwrap().cause)).collect::<Vec<_>>()
+    };
+    assert_eq!(end(0, 10), [(110, 1, TurnCause::Start)]);
+    assert_eq!(end(1, 20), [(205, 1, TurnCause::Tool)]);
+    assert_eq!(end(2, 30), [(320, 0, TurnCause::Person)], "the main agent waits for the sub-agent");
+    for (from, to, message) in [
+        (r#","pause":2"#, "", "`pause` is missing; a number of seconds from 0 to 3,155,760,000 is allowed"),
+        (r#","pause":2"#, r#","pause":2,"cause":"cron""#, "`cause` is \"cron\"; \"tool\" or \"person\" is allowed"),
+        (
+            r#","pause":2"#,
+            r#","pause":2,"agent":"x","parent":"y""#,
+            "`parent` is \"y\"; an agent of an earlier row of the session is allowed",
+        ),
+        (r#""at":9"#, r#""at":2"#, "it comes 3 s before the row before it; rows must be in the order of time"),
+    ] {
+        let error = parsed(text.replacen(from, to, 1)).unwrap_err().to_string();
+        assert_eq!(error, format!("row 5: {message}"));
+    }
+    let without = text.replacen(r#","session":"s","pause":2"#, r#","pause":2"#, 1);
+    let error = parsed(without).unwrap_err().to_string();
+    assert_eq!(error, "row 5: `session` is missing; a whole number or text is allowed");
+    let error = parsed(text.replacen(",\"sessions\":true", "", 1)).unwrap_err().to_string();
+    assert_eq!(error, "row 3: `pause` is 1; it is allowed if the first row has \"sessions\":true");
+    let error = parsed(text.replacen("\"sessions\":true", "\"sessions\":1", 1)).unwrap_err().to_string();
+    assert_eq!(error, "`sessions` is 1; true or false is allowed");
 }
 
 #[test]
@@ -348,7 +422,7 @@ fn bad_native_rows_are_named() {
 
 #[test]
 fn traces_that_are_none_are_refused() {
-    let known = "allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), a row with \"format\": \"attache.trace.v1\", and the headings \
+    let known = "allowed are rows with `hash_ids` (Mooncake, Qwen-Bailian), rows with `requests` (sessions), a row with \"format\": \"attache.trace.v1\", and the headings \
                  TIMESTAMP,ContextTokens,GeneratedTokens (Azure) and Timestamp,Request tokens,Response tokens (BurstGPT)";
     for (text, message) in [
         ("", "the trace is empty".to_owned()),
@@ -388,7 +462,8 @@ prop_compose! {
         prompt.extend(images.into_iter().map(|(name, tokens)| PromptPart::image(name, tokens)));
         let (adapter, tenant) = (adapter.map(Into::into), tenant.map(Into::into));
         let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant, priority, headers }
+        let (number, at, turn) = (0, Timestamp(gap), None);
+        Request { number, at, prompt, answer, adapter, session, tenant, priority, headers, turn }
     }
 }
 
@@ -418,6 +493,8 @@ proptest! {
             "TIMESTAMP,ContextTokens,GeneratedTokens",
             "Timestamp,Session ID,Request tokens,Response tokens",
             "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}",
+            "{\"format\":\"attache.trace.v1\",\"sessions\":true}",
+            "{\"block_size\":16,\"requests\":[]}",
         ]),
         rows in prop::collection::vec(
             prop_oneof![

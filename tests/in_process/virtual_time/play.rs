@@ -59,6 +59,7 @@ pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32)
         tenant: None,
         priority: 0,
         headers: Vec::new(),
+        turn: None,
     }
 }
 
@@ -95,8 +96,8 @@ impl Workload for OneByOne {
         Ok(if is_first { self.requests.next() } else { None })
     }
 
-    fn ended(&mut self, _: u64, now: Timestamp) -> Option<Request> {
-        self.requests.next().map(|request| Request { at: now.after(SCRAPE), ..request })
+    fn ended(&mut self, _: u64, now: Timestamp) -> Vec<Request> {
+        self.requests.next().map(|request| Request { at: now.after(SCRAPE), ..request }).into_iter().collect()
     }
 }
 
