@@ -9,7 +9,7 @@ use super::json::{Cell, Document, RunFigures};
 use super::number::{percent, seconds, three_digits, whole};
 use super::plots::{self, Inks};
 use super::svg::{self, Colours, DARK, LIGHT, escape};
-use super::table::{Column, VERDICT, columns, first_token, ratio, verdict_columns};
+use super::table::{Column, VERDICT, columns, first_token, program_columns, ratio, verdict_columns};
 use std::fmt::Write as _;
 
 const STYLE: &str = "
@@ -98,6 +98,27 @@ const WORDS: &[(&str, &str)] = &[
         "How long dequeued requests were queued (part of their TTFT), and how many requests were rejected: by an \
          admitter, because the queue was full, because their wait reached its limit, or because other requests \
          displaced them.",
+    ),
+    (
+        "Program",
+        "One task of an agent: the requests of a session, with those of its sub-agents. Its time is from the arrival of \
+         its first request to the end of its last response, pauses included. Only programs whose requests were all \
+         answered count.",
+    ),
+    (
+        "TTFT first, tool, person, long pause",
+        "Mean TTFT of the first requests of programs and sub-agents, of requests after the result of a tool, after a \
+         message of a person, and after a pause of at least 60 s.",
+    ),
+    (
+        "Recomputed",
+        "Share of the prompt tokens that an earlier prompt of the same program had, and that a server computed again.",
+    ),
+    ("Moves", "How often the next response to an agent came from another server, mean of all programs."),
+    (
+        "Slowdown, Jain",
+        "Sum of the E2E of a program's requests, by the same sum if the program had the first server for itself and \
+         its cache kept all of its prompts. Jain's index over these slowdowns is 1 if all programs are slowed alike.",
     ),
     ("GPU seconds saved", "Cached prompt tokens, multiplied by the GPU seconds to compute one in this setting."),
     (
@@ -215,7 +236,14 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     }
     out.push_str("<details>\n<summary>All figures</summary>\n<div class=\"scroll\">");
     table(out, cell, &columns(cell, &document.baseline), "");
-    out.push_str("</div>\n</details>\n</section>\n");
+    out.push_str("</div>\n</details>\n");
+    let programs = program_columns(cell, &document.baseline);
+    if !programs.is_empty() {
+        out.push_str("<details open>\n<summary>Programs of agents</summary>\n<div class=\"scroll\">");
+        table(out, cell, &programs, "");
+        out.push_str("</div>\n</details>\n");
+    }
+    out.push_str("</section>\n");
 }
 
 /// Lists reasons of rejected and lost requests with their counts.

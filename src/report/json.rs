@@ -5,10 +5,12 @@
 //! Times are seconds, parts are 0..=1, and a figure that does not exist is `null`.
 
 mod figures;
+mod programs;
 
 use super::compare::{MeanChange, is_more};
 use super::number::{percent, whole};
 use super::objective::ObjectiveFigures;
+pub use programs::{LengthFigures, ProgramFigures, Summary};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -95,6 +97,9 @@ pub struct RunFigures {
     /// How requests waited for their turn; absent where there are no queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueFigures>,
+    /// Programs of agents; absent when the workload has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<ProgramFigures>,
     /// Rejected and lost requests by reason. Absent for runs without reasons.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u64>,

@@ -5,7 +5,7 @@
 
 use super::compare::MeanChange;
 use super::json::{Cell, Document, RunFigures, Versus};
-use super::table::{columns, ratio};
+use super::table::{Column, columns, program_columns, ratio};
 use std::fmt::Write as _;
 
 /// All tables as one Markdown document.
@@ -20,13 +20,11 @@ pub fn render(document: &Document) -> String {
     }
     for cell in &cells {
         let _ = write!(out, "\n### {}\n\n", escape(&cell.name));
-        let columns = columns(cell, &document.baseline);
-        row(&mut out, columns.iter().map(|column| escape(&column.heading)));
-        row(&mut out, columns.iter().map(|column| if column.words { "---" } else { "--:" }.to_owned()));
-        for (number, run) in cell.runs.iter().enumerate() {
-            let cells =
-                columns.iter().map(|column| column.cells.get(number).map_or_else(String::new, |cell| escape(cell)));
-            row(&mut out, cells.map(|text| if cell.is_lowest(run) { format!("**{text}**") } else { text }));
+        table(&mut out, cell, &columns(cell, &document.baseline));
+        let programs = program_columns(cell, &document.baseline);
+        if !programs.is_empty() {
+            out.push_str("\nPrograms of agents:\n\n");
+            table(&mut out, cell, &programs);
         }
         if let Some(line) = cell.unanswered() {
             let _ = write!(out, "\n{}.\n", escape(&line));
@@ -44,6 +42,16 @@ pub fn render(document: &Document) -> String {
         );
     }
     out
+}
+
+/// One row for each run of a cell.
+fn table(out: &mut String, cell: &Cell<'_>, columns: &[Column]) {
+    row(out, columns.iter().map(|column| escape(&column.heading)));
+    row(out, columns.iter().map(|column| if column.words { "---" } else { "--:" }.to_owned()));
+    for (number, run) in cell.runs.iter().enumerate() {
+        let cells = columns.iter().map(|column| column.cells.get(number).map_or_else(String::new, |cell| escape(cell)));
+        row(out, cells.map(|text| if cell.is_lowest(run) { format!("**{text}**") } else { text }));
+    }
 }
 
 /// A figure: its name, its mean in a run, and how that compares with the baseline's.

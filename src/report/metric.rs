@@ -91,6 +91,40 @@ pub const METRICS: &[Metric] = &[
     metric("turned_away", Unit::Plain, "requests that got no turn", |r| {
         r.queue.as_ref().map(|queue| queue.turns.turned_away() as f64)
     }),
+    metric("program_mean", Unit::Seconds, "mean time of programs, pauses included", |r| {
+        r.programs.as_ref()?.time_seconds.mean
+    }),
+    metric("program_p50", Unit::Seconds, "median time of programs", |r| r.programs.as_ref()?.time_seconds.p50),
+    metric("program_p99", Unit::Seconds, "99th percentile of the time of programs", |r| {
+        r.programs.as_ref()?.time_seconds.p99
+    }),
+    metric("ttft_first", Unit::Seconds, "mean time to first token of first requests of programs and sub-agents", |r| {
+        r.programs.as_ref()?.ttft_first_seconds.mean
+    }),
+    metric("ttft_tool", Unit::Seconds, "mean time to first token after the result of a tool", |r| {
+        r.programs.as_ref()?.ttft_tool_seconds.mean
+    }),
+    metric("ttft_person", Unit::Seconds, "mean time to first token after a message of a person", |r| {
+        r.programs.as_ref()?.ttft_person_seconds.mean
+    }),
+    metric("ttft_long_pause", Unit::Seconds, "mean time to first token after a pause of at least 60 s", |r| {
+        r.programs.as_ref()?.ttft_long_pause_seconds.mean
+    }),
+    metric("recomputed_tokens", Unit::Plain, "tokens of earlier prompts of a program that were computed again", |r| {
+        r.programs.as_ref().map(|programs| programs.recomputed_tokens as f64)
+    }),
+    metric("moves", Unit::Plain, "mean number of times that a program's agents changed servers", |r| {
+        r.programs.as_ref()?.moves
+    }),
+    metric("slowdown_mean", Unit::Plain, "mean slowdown of programs against each alone", |r| {
+        r.programs.as_ref()?.slowdown.mean
+    }),
+    metric("slowdown_p99", Unit::Plain, "99th percentile of the slowdown of programs", |r| {
+        r.programs.as_ref()?.slowdown.p99
+    }),
+    metric("slowdown_jain", Unit::Plain, "Jain's index of the slowdowns of programs; 1 is even", |r| {
+        r.programs.as_ref()?.jain
+    }),
     metric("throughput", Unit::PerSecond, "answers per second", |r| r.requests_per_second),
     metric("output_tokens", Unit::PerSecond, "tokens of answers per second", |r| r.output_tokens_per_second),
     metric("gpu_seconds_saved", Unit::Plain, "GPU seconds that cached prompt tokens did not take", |r| {

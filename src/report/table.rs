@@ -3,10 +3,13 @@
 //! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns
 //! that matter least go first.
 
+mod programs;
+
 use super::compare::{ComparisonVerdict, Interval, MeanChange};
 use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures, Versus};
 use super::number::{ColumnUnit, NONE, percent, seconds, three_digits, whole};
 use super::objective::SloFigures;
+pub(super) use programs::program_columns;
 use std::fmt::Write as _;
 
 /// The narrowest width that is kept to: below it a table says nothing any more.
@@ -57,6 +60,11 @@ pub fn render(document: &Document, style: TableStyle) -> String {
                 writeln!(out, "ratio: of the mean TTFT (E2E) to that of {}, over the same requests", document.baseline);
         }
         cell.runs.iter().for_each(|run| write_flows(&mut out, run));
+        let programs = program_columns(&cell, &document.baseline);
+        if !programs.is_empty() {
+            out.push('\n');
+            write_table(&mut out, programs, &cell, style);
+        }
     }
     out
 }

@@ -5,6 +5,7 @@
 //! | [`aim`] | whether requests met the objective of their pool |
 //! | [`latency`] | the distribution of one duration |
 //! | [`batches`] | means of consecutive requests, by which two runs are compared |
+//! | [`programs`] | times of agents' programs, and their requests by what they had waited for |
 //! | [`timeline`] | load and hit rate over time |
 //! | [`spread`] | how evenly work lay on the endpoints |
 //! | [`queueing`] | how long requests waited for their turn, and who was turned away |
@@ -15,6 +16,7 @@
 pub mod aim;
 pub mod batches;
 pub mod latency;
+pub mod programs;
 pub mod queueing;
 pub mod spread;
 pub mod timeline;
@@ -29,6 +31,7 @@ use attache_scheduling::Objective;
 use attache_types::clock::Timestamp;
 use batches::{Batches, RequestTimes};
 use latency::Latency;
+use programs::Programs;
 use queueing::Queueing;
 use spread::LoadSpread;
 use std::time::Duration;
@@ -154,6 +157,7 @@ pub struct Tally {
     roles: Vec<Roles>,
     split: SplitCounts,
     queueing: Option<Queueing>,
+    programs: Option<Box<Programs>>,
     timeline: Timeline,
     batches: Batches,
     first_arrival: Option<Timestamp>,
@@ -179,6 +183,7 @@ impl Tally {
             roles: Vec::new(),
             split: SplitCounts::default(),
             queueing: None,
+            programs: None,
             timeline: Timeline::default(),
             batches: Batches::default(),
             first_arrival: None,
@@ -236,6 +241,9 @@ impl Tally {
         self.aim.iter_mut().for_each(|aim| aim.add(served));
         self.good += u64::from(self.targets.kept_by(served));
         self.batches.add(served.pair, times);
+        if let Some(turn) = served.turn {
+            self.programs.get_or_insert_default().add(served, turn);
+        }
         self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
         self.last_end = self.last_end.max(served.at.after(served.total));
         self.preemptions += u64::from(served.preemptions);
@@ -256,6 +264,12 @@ impl Tally {
     #[must_use]
     pub fn queueing(&self) -> Option<&Queueing> {
         self.queueing.as_ref()
+    }
+
+    /// Programs of agents; `None` when the workload has none.
+    #[must_use]
+    pub fn programs(&self) -> Option<&Programs> {
+        self.programs.as_deref()
     }
 
     fn count_tokens(&mut self, served: &Served) {

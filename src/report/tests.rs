@@ -9,6 +9,7 @@ use attache_types::clock::Timestamp;
 use proptest::prelude::*;
 
 mod pages;
+mod programs;
 
 /// `least-request` has half of random's time to first token; random loses each 20th request.
 fn run(policy: &str, speed: &str, requests: u64) -> RunResult {

@@ -11,6 +11,7 @@ mod logs;
 mod prompt_vectors;
 mod readme;
 mod replay;
+mod replay_agents;
 mod sim;
 mod tokenize;
 mod virtual_time;

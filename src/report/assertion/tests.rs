@@ -1,7 +1,7 @@
 //! What is understood, what is not, and what holds.
 
 use super::*;
-use crate::json::SplitFigures;
+use crate::json::{ProgramFigures, SplitFigures, Summary};
 use crate::objective::ObjectiveFigures;
 use crate::served::{Ending, QueueOutcome, Queued, Served};
 use crate::tally::Tally;
@@ -147,6 +147,22 @@ fn each_metric_is_found_by_a_name_of_its_own() {
         alone: None,
     });
     run.objective = aimed.aim().map(ObjectiveFigures::of);
+    let one = Summary { count: 1, mean: Some(1.0), p50: Some(1.0), p99: Some(1.0), max: Some(1.0) };
+    run.programs = Some(ProgramFigures {
+        started: 1,
+        complete: 1,
+        incomplete: 0,
+        time_seconds: one,
+        by_turns: Vec::new(),
+        ttft_first_seconds: one,
+        ttft_tool_seconds: one,
+        ttft_person_seconds: one,
+        ttft_long_pause_seconds: one,
+        recomputed_tokens: 7,
+        moves: Some(1.0),
+        slowdown: one,
+        jain: Some(1.0),
+    });
     for (at, metric) in METRICS.iter().enumerate() {
         assert_eq!(METRICS.iter().position(|other| other.name == metric.name), Some(at), "{metric:?} comes twice");
         assert!(!metric.doc.is_empty());

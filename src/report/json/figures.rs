@@ -1,8 +1,8 @@
 //! Figures of a report, computed from its tallies. Called by `cli::replay` through [`Report::document`]. Pure.
 
 use super::{
-    Distribution, Document, EndpointFigures, FlowFigures, Imbalance, PointFigures, QueueFigures, RequestFigures,
-    RunFigures, SCHEMA, SplitFigures, TokenFigures, TurnFigures, Versus,
+    Distribution, Document, EndpointFigures, FlowFigures, Imbalance, PointFigures, ProgramFigures, QueueFigures,
+    RequestFigures, RunFigures, SCHEMA, SplitFigures, TokenFigures, TurnFigures, Versus,
 };
 use crate::compare::{Quantity, compare};
 use crate::objective::ObjectiveFigures;
@@ -81,6 +81,7 @@ fn figures(run: &RunResult, base: Option<&RunResult>) -> RunFigures {
         objective: tally.aim().map(ObjectiveFigures::of),
         split: split(tally),
         queue: tally.queueing().map(queue),
+        programs: tally.programs().map(ProgramFigures::of),
         endpoints: tally
             .endpoints()
             .iter()

@@ -7,9 +7,17 @@ pub struct LoadSpread {
     pub max_over_mean: f64,
     /// Standard deviation (of the whole, not of a sample) by mean: 0 when even.
     pub variation: f64,
-    /// Jain's index, `(sum x)^2 / (n * sum x^2)`: 1 when even, `1/n` when one has it all. Jain, Chiu, Hawe, "A
-    /// Quantitative Measure of Fairness", DEC-TR-301, 1984.
+    /// [`jain`] of the loads.
     pub jain: f64,
+}
+
+/// Jain's index, `(sum x)^2 / (n * sum x^2)`: 1 when even, `1/n` when one has it all; `None` without positive values.
+/// Jain, Chiu, Hawe, "A Quantitative Measure of Fairness", DEC-TR-301, 1984.
+#[must_use]
+pub fn jain(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let sums = |(n, sum, squares), value: f64| (n + 1.0, sum + value, squares + value * value);
+    let (n, sum, squares): (f64, f64, f64) = values.into_iter().fold((0.0, 0.0, 0.0), sums);
+    (sum > 0.0).then(|| sum * sum / (n * squares))
 }
 
 impl LoadSpread {
