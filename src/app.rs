@@ -267,6 +267,7 @@ async fn serve(
     let shutdown = Shutdown::start(shutdown::signals()?, times);
     let ports = Ports::open(&server).await?;
     app.certificates = Certificates::load(&server, clock, &stop)?;
+    app.certificates.iter().for_each(|certificates| certificates.share_failures(&app.telemetry.metrics));
     let Instruments { registry: mut root, refusals, listeners, .. } = instruments;
     let registry = root.sub_registry_with_prefix(PREFIX);
     registry.register_collector(Box::new(app.process_collector(&traces)));

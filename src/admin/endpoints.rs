@@ -1,6 +1,7 @@
 //! JSON of a pool's snapshot for `/endpoints`, and of known KV blocks.
 
 use crate::pools::{EndpointStanding, PoolView};
+use attache_pool::speed::{Slowdown, slowdowns};
 use attache_pool::{EndpointMetrics, EndpointState, ledger};
 use attache_prefix::index::Tier;
 use attache_types::clock::Timestamp;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
     let snapshot = view.store.load_full();
+    let endpoints = snapshot.endpoints.iter().zip(slowdowns(&snapshot.endpoints));
     json!({
         "name": &*view.name,
         "strategy": view.strategy,
@@ -22,11 +24,11 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
             json!({"priority": priority, "requests": requests})
         }).collect::<Vec<_>>(),
         "unread_prompts": view.prefix.unread().kinds(),
-        "endpoints": snapshot.endpoints.iter().map(|state| endpoint(state, view, now)).collect::<Vec<_>>(),
+        "endpoints": endpoints.map(|(state, slowdown)| endpoint(state, slowdown, view, now)).collect::<Vec<_>>(),
     })
 }
 
-fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
+fn endpoint(state: &EndpointState, slowdown: Option<Slowdown>, view: &PoolView, now: Timestamp) -> Value {
     let (endpoint, metrics) = (&state.endpoint, state.metrics());
     let spec = &endpoint.spec;
     let status = EndpointStanding::of(state, &view.health, now);
@@ -50,6 +52,9 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
         "awaiting_first_token": endpoint.speed.pending(),
         "requests": ledger::requests(endpoint, metrics.filter(|m| now.since(m.scraped_at) <= view.stale_after)),
         "learned": endpoint.speed.learned(),
+        "slowdown": slowdown.map(|own| {
+            json!({"first_token": own.first_token, "per_token": own.per_token, "slow": own.is_slow()})
+        }),
         "metrics": metrics.map(|m| page(m, view, now)),
         "kv_events": view.prefix.residents().load().get(&endpoint.id).map(|r| r.trust().label()),
     })

@@ -11,9 +11,13 @@
 
 use super::{AdminState, json};
 use crate::pools::PoolView;
-use crate::rates::{Rates, Tally};
+use crate::pools::work::{EndpointWork, Waiting};
+use crate::rates::{Minute, Rates, Tally};
+use crate::warnings::{self, Warning};
+use arc_swap::ArcSwap;
 use attache_telemetry::metrics::{Metrics, PoolTotals};
 use attache_types::clock::{Clock, Timestamp};
+use attache_types::ids::EndpointId;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -30,6 +34,8 @@ use tokio::time::MissedTickBehavior;
 const STEP: Duration = Duration::from_secs(5);
 /// Fine samples of a coarse one.
 const COARSE: u64 = 12;
+/// Fine samples of half a minute.
+const RECENT: usize = 6;
 /// Samples of each series.
 const KEPT: usize = 360;
 /// Most pools with a history, the first by name.
@@ -139,12 +145,34 @@ impl Series {
         *self = Self { samples: std::mem::take(&mut self.samples), ..Self::starting(reading) };
     }
 
+    /// The mean hit ratio of the latest [`RECENT`] samples, and of those before.
+    fn hit_ratios(&self) -> Option<HitRatios> {
+        let ratios: Vec<f32> = self.samples.iter().filter_map(|sample| sample.0.last().copied()).collect();
+        let (before, recent) = ratios.split_at_checked(ratios.len().checked_sub(RECENT)?)?;
+        Some(HitRatios { recent: mean(recent, RECENT / 2)?, before: mean(before, RECENT)? })
+    }
+
     /// The last `count` samples, as one list for each column.
     fn columns(&self, count: usize) -> Value {
         let samples = || self.samples.iter().skip(self.samples.len().saturating_sub(count));
         let column = |index: usize| samples().map(|sample| short(sample.0.get(index).copied())).collect::<Value>();
         COLUMNS.iter().enumerate().map(|(i, name)| ((*name).to_owned(), column(i))).collect::<Map<_, _>>().into()
     }
+}
+
+/// The mean of the values that were measured; `None` if fewer than `least` were.
+fn mean(values: &[f32], least: usize) -> Option<f64> {
+    let measured: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).map(f64::from).collect();
+    (measured.len() >= least).then(|| measured.iter().sum::<f64>() / measured.len() as f64)
+}
+
+/// The part of prompts that servers found in their caches, 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HitRatios {
+    /// Of the last half minute.
+    pub(crate) recent: f64,
+    /// Of the half hour before.
+    pub(crate) before: f64,
 }
 
 /// A number with at most three decimals, or null.
@@ -155,10 +183,41 @@ fn short(value: Option<f32>) -> Value {
     }
 }
 
+/// What the servers of a pool did at one reading.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PoolWork {
+    /// Requests that wait in the queue of the pool.
+    pub(crate) queued: i64,
+    pub(crate) waiting: Waiting,
+    /// The endpoints whose KV events are read.
+    pub(crate) events: BTreeMap<EndpointId, EndpointWork>,
+    /// Prompt tokens of all responses.
+    pub(crate) prompt_tokens: u64,
+    /// Of prompts that were looked up: the tokens that the prefix index expected in caches.
+    pub(crate) expected_tokens: u64,
+    /// Of the same prompts: the tokens that servers reported as cached.
+    pub(crate) cached_tokens: u64,
+}
+
 #[derive(Debug)]
 struct PoolHistory {
     fine: Series,
     coarse: Series,
+    /// The latest [`RECENT`] readings, the oldest first.
+    work: VecDeque<PoolWork>,
+}
+
+impl PoolHistory {
+    fn starting(first: Reading) -> Self {
+        Self { fine: Series::starting(first), coarse: Series::starting(first), work: VecDeque::new() }
+    }
+
+    fn add_work(&mut self, work: PoolWork) {
+        if self.work.len() == RECENT {
+            self.work.pop_front();
+        }
+        self.work.push_back(work);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -171,7 +230,10 @@ struct Records {
 
 /// The history of all pools.
 #[derive(Debug, Default)]
-pub struct History(Mutex<Records>);
+pub struct History {
+    records: Mutex<Records>,
+    warnings: ArcSwap<Vec<Warning>>,
+}
 
 impl History {
     /// Reads all pools every five seconds; never returns.
@@ -180,14 +242,17 @@ impl History {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.read(&views(), Tally::of(metrics, clock.now()));
+            let (views, now) = (views(), clock.now());
+            self.read(&views, Tally::of(metrics, now));
+            let all = warnings::all(&views, metrics, self, clock);
+            self.warnings.store(Arc::new(all));
         }
     }
 
     /// Takes one reading of all pools. Pools that are not among `views` lose their history.
     pub(crate) fn read(&self, views: &[PoolView], tally: Tally) {
         let rejected = |pool: &str| tally.rejections_of(pool);
-        let mut records = self.0.lock();
+        let mut records = self.records.lock();
         records.readings += 1;
         let ends_coarse = records.readings.is_multiple_of(COARSE);
         records.pools.retain(|name, _| views.iter().any(|view| view.name == *name));
@@ -196,9 +261,9 @@ impl History {
             if let Some(history) = records.pools.get_mut(&view.name) {
                 history.fine.read(reading, true);
                 history.coarse.read(reading, ends_coarse);
+                history.add_work(PoolWork::of(view, tally.at));
             } else if records.pools.len() < MAX_POOLS {
-                let history = PoolHistory { fine: Series::starting(reading), coarse: Series::starting(reading) };
-                records.pools.insert(view.name.clone(), history);
+                records.pools.insert(view.name.clone(), PoolHistory::starting(reading));
             }
         }
         records.rates.add(tally);
@@ -206,12 +271,34 @@ impl History {
 
     /// Calls `read` with the counts of the last minute.
     pub(crate) fn with_rates<T>(&self, read: impl FnOnce(&Rates) -> T) -> T {
-        read(&self.0.lock().rates)
+        read(&self.records.lock().rates)
+    }
+
+    /// The hit ratios of a pool; `None` if it had few requests lately or before.
+    pub(crate) fn hit_ratios(&self, pool: &str) -> Option<HitRatios> {
+        self.records.lock().pools.get(pool)?.fine.hit_ratios()
+    }
+
+    /// The readings of the last half minute of a pool, the oldest first; none until the history is that long.
+    pub(crate) fn work(&self, pool: &str) -> Vec<PoolWork> {
+        let records = self.records.lock();
+        let work = records.pools.get(pool).map(|history| &history.work).filter(|work| work.len() == RECENT);
+        work.into_iter().flatten().cloned().collect()
+    }
+
+    /// What was counted in the last minute.
+    pub(crate) fn minute(&self, metrics: &Metrics, now: Timestamp) -> Minute {
+        self.with_rates(|rates| rates.minute(&Tally::of(metrics, now)))
+    }
+
+    /// The warnings at the last reading.
+    pub(crate) fn warnings(&self) -> Arc<Vec<Warning>> {
+        self.warnings.load_full()
     }
 
     /// The samples after the sample number `after`, as JSON. All lists end with the sample number `sequence`.
     fn to_json(&self, coarse: bool, after: u64) -> Value {
-        let records = self.0.lock();
+        let records = self.records.lock();
         let (step, sequence) = if coarse { (STEP * 12, records.readings / COARSE) } else { (STEP, records.readings) };
         let count = usize::try_from(sequence.saturating_sub(after)).unwrap_or(usize::MAX);
         let series = |history: &PoolHistory| {

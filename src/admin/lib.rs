@@ -47,7 +47,6 @@ pub use metrics_page::MetricsPage;
 pub use refusal::Refusals;
 
 use crate::pools::PoolView;
-use crate::warnings::PoolReach;
 use attache_scheduling::ModelPolicies;
 use attache_serving::connections::Connections;
 use attache_serving::health::Readiness;
@@ -286,8 +285,7 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
     let now = state.clock.now();
     let (views, degraded) = ((state.pools)(), (state.degraded)());
     let pools: Vec<_> = views.iter().map(|pool| endpoints::pool(pool, now)).collect();
-    let of_pools = views.iter().filter_map(|view| PoolReach::of(view).warning(&view.name));
-    let warnings: Vec<_> = of_pools.chain(warnings::of_gateway(&degraded)).collect();
+    let warnings = warnings::all(&views, &state.parts.metrics, &state.history, state.clock);
     json(&serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
         "ready": state.readiness.is_ready(),

@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 mod remote;
+pub(crate) mod work;
 
 /// The parts of one pool that the collector reads.
 #[derive(Clone, Debug)]

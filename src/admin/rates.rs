@@ -2,12 +2,14 @@
 //! differences of counters, of which one reading each five seconds is kept.
 
 use attache_quota::Subject;
+use attache_serving::tls::FailureCause;
 use attache_telemetry::by_name::NamedTotals;
 use attache_telemetry::metrics::Metrics;
 use attache_telemetry::rejections::RejectionCount;
 use attache_types::clock::Timestamp;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Readings of a minute, and the one before them.
 const READINGS: usize = 13;
@@ -20,6 +22,8 @@ pub(crate) struct Tally {
     degraded: Vec<(&'static str, u64)>,
     models: Vec<NamedTotals>,
     tenants: Vec<NamedTotals>,
+    /// Failed handshakes of the ext-proc port.
+    handshakes: Vec<(FailureCause, u64)>,
 }
 
 impl Tally {
@@ -31,6 +35,7 @@ impl Tally {
             degraded: metrics.degraded_modes(),
             models: metrics.by_name.totals(Subject::Model),
             tenants: metrics.by_name.totals(Subject::Tenant),
+            handshakes: metrics.handshakes.get().map(|failures| failures.counts().collect()).unwrap_or_default(),
         }
     }
 
@@ -52,6 +57,30 @@ impl Rates {
             self.0.pop_front();
         }
         self.0.push_back(tally);
+    }
+
+    /// What was counted between the oldest reading and `now`.
+    pub(crate) fn minute(&self, now: &Tally) -> Minute {
+        let Some(before) = self.0.front() else { return Minute::default() };
+        let rejected = now.rejections.iter().map(|count| {
+            let is_same = |earlier: &&RejectionCount| earlier.pool == count.pool && earlier.reason == count.reason;
+            let earlier = before.rejections.iter().find(is_same).map_or(0, |earlier| earlier.count);
+            (count.pool.clone(), count.reason, grown(count.count, earlier))
+        });
+        let tenants = now.tenants.iter().map(|totals| {
+            let earlier = before.tenants.iter().find(|earlier| earlier.name == totals.name);
+            (totals.name.clone(), grown(totals.requests, earlier.map_or(0, |earlier| earlier.requests)))
+        });
+        let handshakes = now.handshakes.iter().map(|(cause, count)| {
+            let earlier = before.handshakes.iter().find(|(known, _)| known == cause).map_or(0, |(_, count)| *count);
+            (*cause, grown(*count, earlier))
+        });
+        Minute {
+            seconds: now.at.since(before.at).as_secs_f64(),
+            rejected: rejected.filter(|(.., count)| *count > 0).collect(),
+            tenants: tenants.collect(),
+            handshakes: handshakes.filter(|(_, count)| *count > 0).collect(),
+        }
     }
 
     /// Counts and rates of `now`, as JSON members.
@@ -98,11 +127,29 @@ impl Rates {
     }
 }
 
+/// What was counted in the last minute, or since the start if that is later.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Minute {
+    /// Its length, seconds.
+    pub(crate) seconds: f64,
+    /// Rejected requests by pool and reason.
+    pub(crate) rejected: Vec<(Option<Arc<str>>, &'static str, u64)>,
+    /// Requests that went to an endpoint, of all known tenants.
+    pub(crate) tenants: Vec<(Arc<str>, u64)>,
+    /// Failed handshakes by cause.
+    pub(crate) handshakes: Vec<(FailureCause, u64)>,
+}
+
+/// The growth of a counter. One that decreased was replaced.
+fn grown(now: u64, before: u64) -> u64 {
+    if now < before { now } else { now - before }
+}
+
 /// Events per second with three decimals; null until there is a first reading. A counter that decreased was replaced.
 fn rate(now: u64, before: u64, seconds: f64) -> Value {
     if seconds <= 0.0 {
         return Value::Null;
     }
-    let events = if now < before { now } else { now - before };
+    let events = grown(now, before);
     json!((events as f64 / seconds * 1e3).round() / 1e3)
 }

@@ -5,6 +5,7 @@ use super::{AdminState, Source, json, peers};
 use crate::rates::Tally;
 use attache_telemetry::metrics::Metrics;
 use attache_telemetry::sync::LinkStatus;
+use attache_types::certificate::Validity;
 use attache_types::clock::Timestamp;
 use axum::Router;
 use axum::extract::State;
@@ -80,6 +81,7 @@ fn certificate(certificate: &CertificateStatus, now: SystemTime) -> Value {
         "name": certificate.name,
         "expires_at": certificate.expires_at,
         "expires_in_seconds": i64::try_from(left).unwrap_or(i64::MAX),
+        "validity": Validity::of(left as f64),
         "refused_replacements": certificate.refused,
     })
 }

@@ -1,9 +1,21 @@
-//! What an operator should change: gateways that show too little, and pools without a server that responds. The page
-//! `/endpoints` shows it, and `app` logs when the state of a pool changes.
+//! What an operator should look at now, with what to change: gateways that show too little, pools without a server that
+//! responds, and pools that serve requests but could do so faster. The page `/endpoints`, the status page,
+//! `attache check --live` and the metric `attache_warnings` show the same list.
 
+mod pool;
+mod process;
+
+use crate::history::History;
 use crate::pools::PoolView;
 use attache_pool::health::Contact;
 use attache_pool::{EndpointState, Engine};
+use attache_telemetry::metrics::Metrics;
+use attache_types::clock::Clock;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A condition that an operator should change.
@@ -17,6 +29,35 @@ pub struct Warning {
     pub message: String,
     /// What to change.
     pub help: &'static str,
+}
+
+/// All warnings of this moment: those about the process first, then those of each pool.
+pub(crate) fn all(views: &[PoolView], metrics: &Metrics, history: &History, clock: Clock) -> Vec<Warning> {
+    let now = clock.now();
+    let minute = history.minute(metrics, now);
+    let pools: Vec<Warning> =
+        views.iter().flat_map(|view| pool::all(view, history, &minute, clock.wall(now))).collect();
+    let is_overloaded = pools.iter().any(|warning| pool::OVERLOAD.contains(&warning.code));
+    let of_process = process::handshakes(&minute).into_iter().chain(process::flood(&minute, is_overloaded));
+    of_gateway(&metrics.degraded_modes()).chain(of_process).chain(pools).collect()
+}
+
+/// The collector that adds the warnings of the last reading to the registry.
+#[derive(Debug)]
+pub struct WarningCollector(pub Arc<History>);
+
+impl Collector for WarningCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help =
+            "1 for each warning of the picker, by pool and code; the label `pool` is empty if it concerns no pool";
+        let mut gauges = encoder.encode_descriptor("warnings", help, None, MetricType::Gauge)?;
+        let warnings = self.0.warnings();
+        let active: BTreeSet<_> = warnings.iter().map(|w| (w.pool.as_deref().unwrap_or_default(), w.code)).collect();
+        for (pool, code) in active {
+            ConstGauge::new(1i64).encode(gauges.encode_family(&[("pool", pool), ("code", code)])?)?;
+        }
+        Ok(())
+    }
 }
 
 /// Degraded modes that a wrong setting of the gateway causes: label, message, help.

@@ -5,6 +5,7 @@ use crate::admin::status::CertificateStatus;
 use crate::clock::Clock;
 use crate::config::settings::{ServerSettings, TlsSettings};
 use crate::discovery::watch;
+use crate::telemetry::metrics::Metrics;
 use crate::telemetry::process::TlsStats;
 use crate::tls::{self, ClientAuth, Handshaker, ServingCert};
 use std::sync::Arc;
@@ -63,6 +64,12 @@ impl Certificates {
     pub(super) fn stats(&self) -> TlsStats {
         let failures = self.handshaker.failures().clone();
         TlsStats { cert: self.cert.clone(), clients: self.clients.clone(), failures }
+    }
+
+    /// Shows failed handshakes to the status page.
+    pub(super) fn share_failures(&self, metrics: &Metrics) {
+        // Certificates are loaded once.
+        let _ = metrics.handshakes.set(self.handshaker.failures().clone());
     }
 
     /// Reads when each certificate expires, for the status page.

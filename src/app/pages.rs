@@ -1,11 +1,13 @@
 //! The content of the admin pages, and the task that records the history of pools.
 
 use super::certificates::Certificates;
+use super::instruments::PREFIX;
 use super::sync::Sync;
 use super::{App, recording};
 use crate::admin::guard::Guard;
 use crate::admin::history::History;
 use crate::admin::status::ProcessParts;
+use crate::admin::warnings::WarningCollector;
 use crate::admin::{AdminState, ExplainRequest, MetricsPage, Refusals};
 use crate::clock::Timestamp;
 use crate::error::{Reason, RequestError};
@@ -30,7 +32,7 @@ pub(super) struct PageParts {
 impl PageParts {
     /// The pages of `app`. Starts to record the history of its pools.
     pub(super) fn assemble(self, app: &App) -> AdminState {
-        let Self { rendering, registry, guard, refusals, logs } = self;
+        let Self { rendering, mut registry, guard, refusals, logs } = self;
         let clock = app.clock;
         let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
         let explanations = decisions.clone();
@@ -42,9 +44,11 @@ impl PageParts {
         let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
         let metrics = app.telemetry.metrics.clone();
         let (rejections, degraded) = (metrics.clone(), metrics.clone());
+        let history = record_history(app, &rendering);
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(WarningCollector(history.clone())));
         let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
         AdminState {
-            history: record_history(app, &rendering),
+            history,
             parts: process_parts(app),
             pages: rendering,
             metrics: Arc::new(MetricsPage::new(registry)),

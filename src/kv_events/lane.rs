@@ -369,6 +369,7 @@ impl Lane {
 
     fn frame(&mut self, seq: u64, payload: Bytes) {
         self.heard = self.shared.clock.now();
+        self.trust.heard();
         self.shared.stats.add(Count::Frames, 1);
         self.shared.stats.add(Count::Bytes, payload.len() as u64);
         let ask = self.cursor.live(seq, payload, &mut self.target);

@@ -30,6 +30,7 @@ mod pending;
 mod published;
 mod ratio;
 mod reservation;
+mod slowdown;
 mod transfer;
 mod values;
 
@@ -50,6 +51,7 @@ use pending::Pending;
 use published::{Factors, Published};
 use ratio::Ratio;
 pub use reservation::Reservation;
+pub use slowdown::{Slowdown, slowdowns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -484,6 +486,17 @@ impl EndpointSpeed {
     #[must_use]
     pub fn is_learned(&self) -> bool {
         self.pool.learned.load(Relaxed)
+    }
+
+    /// Returns the endpoint's ratios to the pool's fit, for the first token and for further tokens, after at least `least`
+    /// responses. Without them it is the pool's mean; `None` if both are unknown.
+    #[must_use]
+    pub fn ratios(&self, least: f64) -> Option<[f32; 2]> {
+        let known = self.own.lock().as_ref()?.ratios.map(|ratio| ratio.count() >= least);
+        let ([first, next], [usual_first, usual_next]) = (self.slower.get(), self.pool.centres.get());
+        let [knows_first, knows_next] = known;
+        let ratios = [if knows_first { first } else { usual_first }, if knows_next { next } else { usual_next }];
+        (knows_first || knows_next).then_some(ratios)
     }
 
     /// Returns the time of the last response that was learned from; `None` before the first.

@@ -45,6 +45,12 @@ impl Resident {
         !self.caches.is_empty() && self.caches.iter().all(|c| c.trust.get().is_complete())
     }
 
+    /// Returns the number of messages with events of all caches.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        self.caches.iter().map(|cache| cache.trust.frames()).sum()
+    }
+
     /// Returns the first state that is not exact, or exact.
     #[must_use]
     pub fn trust(&self) -> Trust {

@@ -1,6 +1,6 @@
 //! How far the index's entries for one KV cache can be trusted.
 
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// How a decision may use the index's entries for a holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -123,20 +123,34 @@ impl Trust {
     }
 }
 
-/// A [`Trust`] that one task writes and requests read.
+/// A [`Trust`] that one task writes and requests read, and the number of events that came.
 #[derive(Debug, Default)]
-pub struct TrustCell(AtomicU8);
+pub struct TrustCell {
+    trust: AtomicU8,
+    frames: AtomicU64,
+}
 
 impl TrustCell {
     /// Returns the current state.
     #[must_use]
     pub fn get(&self) -> Trust {
-        Trust::from_bits(self.0.load(Relaxed))
+        Trust::from_bits(self.trust.load(Relaxed))
     }
 
     /// Changes the state and returns the previous one.
     pub fn set(&self, trust: Trust) -> Trust {
-        Trust::from_bits(self.0.swap(trust.to_bits(), Relaxed))
+        Trust::from_bits(self.trust.swap(trust.to_bits(), Relaxed))
+    }
+
+    /// Counts a message with events.
+    pub fn heard(&self) {
+        self.frames.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the number of messages with events since the endpoint is known.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        self.frames.load(Relaxed)
     }
 }
 

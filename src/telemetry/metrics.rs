@@ -15,6 +15,7 @@ use attache_disagg::Failure;
 use attache_protocol::usage::UnreadCount;
 use attache_request::event::{Degraded, End, Exemplar, Limit, Outcome, SplitOutcome};
 use attache_scheduling::Signal;
+use attache_serving::tls::HandshakeFailures;
 use attache_types::clock::Timestamp;
 use attache_types::error::Reason;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,7 +23,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Label of a successful call to a prefill worker.
@@ -115,6 +116,8 @@ pub struct Metrics {
     pub pressure: Arc<Pressure>,
     /// Metrics of Redis: quotas, tenant records and SLO profiles.
     pub redis: RedisMetrics,
+    /// Failed handshakes of the ext-proc port; empty without TLS.
+    pub handshakes: OnceLock<Arc<HandshakeFailures>>,
 }
 
 fn plain(registry: &mut Registry, name: &str, help: &str) -> Counter {
@@ -229,6 +232,7 @@ impl Metrics {
             by_name: Arc::default(),
             pressure: Arc::default(),
             redis: RedisMetrics::register(registry),
+            handshakes: OnceLock::new(),
         };
         metrics.register_families(registry);
         Arc::new(metrics)

@@ -8,6 +8,7 @@
 //! Read first: `error.rs`, `clock.rs`, `limits.rs`.
 
 pub mod buffered;
+pub mod certificate;
 pub mod clock;
 pub mod error;
 pub mod ids;

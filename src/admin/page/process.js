@@ -2,6 +2,7 @@
 
 import { byId, el, keyed, table } from "./dom.js";
 import { NONE, count, figure, span, words } from "./format.js";
+import { VALIDITIES } from "./trouble.js";
 
 const tone = (kind, content) => el("span", { class: kind }, content);
 const badge = (kind, label) => el("span", { class: `badge ${kind}` }, label);
@@ -17,9 +18,8 @@ function configuration({ configuration: { refusal, seconds_since_reload } }) {
 function certificates(status) {
   const rows = status.certificates.map(certificate => {
     const left = certificate.expires_in_seconds;
-    const level = left < 7 * 86_400 ? "bad" : left < 30 * 86_400 ? "warn" : "good";
     const refused = certificate.refused_replacements;
-    return [certificate.name, tone(level, left < 0 ? `expired ${span(-left)} ago` : span(left)), refused ? tone("warn", count(refused)) : "0"];
+    return [certificate.name, tone(VALIDITIES[certificate.validity], left < 0 ? `expired ${span(-left)} ago` : span(left)), refused ? tone("warn", count(refused)) : "0"];
   });
   return [table("Certificates", [["Certificate", ""], ["Expires in", "number"], ["Refused", "number"]], rows)];
 }

@@ -13,12 +13,19 @@ export const STANDINGS = {
   "draining": ["soft", false],
   "ready": ["good", true],
 };
-/** Days before the end of a certificate from which it is shown as trouble. */
-const WARN_DAYS = 30, BAD_DAYS = 7;
+/** How bad each validity of a certificate is. */
+export const VALIDITIES = { "valid": "good", "expires_soon": "warn", "expired": "bad" };
+/** Warnings that are shown otherwise: by the endpoints, or with the rate of rejections. */
+const SHOWN_OTHERWISE = ["no_endpoints", "no_endpoint_reached", "rejects_for_load"];
+/** Warnings with which requests fail. */
+const BAD_WARNINGS = ["tls_handshakes_fail"];
 /** Seconds of silence from which a peer is shown as trouble. */
 const PEER_SILENCE = 10;
 /** KV events that are only on their way are no trouble. */
 const KV_FINE = [null, "exact", "unknown", "syncing", "joined_late"];
+
+/** How many times longer than the others in its role an endpoint takes, if it is slow. */
+const slowness = ({ slowdown }) => slowdown?.slow ? Math.max(slowdown.first_token, slowdown.per_token) : null;
 
 /** How bad an endpoint is: 0 is the worst, and from `HEALTHY` on nothing is wrong. */
 export const HEALTHY = 5;
@@ -26,7 +33,7 @@ export function severity(endpoint) {
   const metrics = endpoint.metrics;
   const place = ["ejected", "unreachable", "half-open"].indexOf(endpoint.status);
   if (place >= 0) return place;
-  if (metrics?.stale || endpoint.scrape_error || !KV_FINE.includes(endpoint.kv_events)) return 3;
+  if (metrics?.stale || endpoint.scrape_error || !KV_FINE.includes(endpoint.kv_events) || slowness(endpoint)) return 3;
   if (endpoint.status === "not-reached") return 4;
   return HEALTHY + Number(endpoint.status === "ready");
 }
@@ -45,6 +52,8 @@ export function why(endpoint) {
   if (endpoint.metrics?.stale) return "metrics are stale";
   if (endpoint.scrape_error) return `metrics: ${endpoint.scrape_error}`;
   if (!KV_FINE.includes(endpoint.kv_events)) return `KV events not used: ${words(endpoint.kv_events)}`;
+  const slow = slowness(endpoint);
+  if (slow) return `takes ${figure(slow)} times as long as others`;
   return "";
 }
 
@@ -122,9 +131,9 @@ function ofProcess(status) {
       `The last known good one stays in effect. ${refusal}`, "#card-configuration");
   }
   for (const certificate of status.certificates) {
-    const days = certificate.expires_in_seconds / 86_400;
-    const ends = days < 0 ? `${certificate.name} expired ${span(-days * 86_400)} ago` : `${certificate.name} expires in ${span(days * 86_400)}`;
-    if (days < WARN_DAYS) add(certificate.name, days < BAD_DAYS ? "bad" : "warn", ends, "Replace the files; Attaché reads them again.", "#card-certificates");
+    const left = certificate.expires_in_seconds, level = VALIDITIES[certificate.validity];
+    const ends = left < 0 ? `${certificate.name} expired ${span(-left)} ago` : `${certificate.name} expires in ${span(left)}`;
+    if (level !== "good") add(certificate.name, level, ends, "Replace the files; Attaché reads them again.", "#card-certificates");
     if (certificate.refused_replacements) {
       add(`refused ${certificate.name}`, "warn", `a new ${certificate.name} was refused`, "The log has the reason; the previous one stays in use.", "#card-certificates");
     }
@@ -136,13 +145,19 @@ function ofProcess(status) {
   return found;
 }
 
-/** Warnings about the gateway. Those about pools repeat what their endpoints show. */
-function ofGateway(warnings) {
-  const found = warnings.filter(warning => !warning.pool);
-  // The first part says what is wrong, the rest what follows.
-  return found.map(warning => ({
-    key: warning.code, level: "warn", line: warning.message.split(", ")[0], detail: `${warning.message}: ${warning.help}.`,
-  }));
+/** What the picker itself warns of. */
+function ofPicker(warnings) {
+  const found = warnings.filter(warning => !SHOWN_OTHERWISE.includes(warning.code));
+  return found.map(({ code, pool, message, help }) => {
+    // The first part says what is wrong, the rest what follows.
+    const [, line, rest] = message.match(/^(.*?)(?:(?:, |: |; )(.*))?$/);
+    return {
+      key: `${code} ${pool ?? ""}`,
+      level: BAD_WARNINGS.includes(code) ? "bad" : "warn",
+      line: line + (pool ? ` (pool ${pool})` : ""),
+      detail: `${rest ? `${rest}: ` : ""}${help}.`,
+    };
+  });
 }
 
 /** All trouble, the worst first. */
@@ -153,7 +168,7 @@ export function trouble({ pools, warnings, status, history, lost }) {
       detail: `${lost.why}. The figures below are old.` });
   }
   if (pools) found.push(...ofPools(pools), ...ofEndpoints(pools));
-  found.push(...ofGateway(warnings));
+  found.push(...ofPicker(warnings));
   if (status) found.push(...ofProcess(status), ...ofTraffic(status, history));
   return [...found.filter(one => one.level === "bad"), ...found.filter(one => one.level === "warn")];
 }

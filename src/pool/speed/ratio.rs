@@ -47,6 +47,11 @@ impl Ratio {
         }
     }
 
+    /// Returns the number of responses in the ratio, at most 40.
+    pub(super) fn count(&self) -> f64 {
+        self.count
+    }
+
     /// Returns the significant part of the ratio's logarithm.
     pub(super) fn ln(&self) -> f64 {
         let (sure, chance) = (self.mean * self.mean, DOUBT * self.noise / self.count.max(1.0));

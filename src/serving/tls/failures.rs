@@ -74,8 +74,16 @@ impl FailureCause {
         }
     }
 
-    /// Returns what the operator can do; `error` is the error of the handshake.
-    fn help(self, error: &io::Error) -> &'static str {
+    /// Returns whether the client's certificate or Attaché's own is to blame, or the use of TLS as such. Other failures are
+    /// those of single connections, such as port checks.
+    #[must_use]
+    pub fn is_lasting(self) -> bool {
+        !matches!(self, FailureCause::Timeout | FailureCause::Closed | FailureCause::Other)
+    }
+
+    /// Returns what the operator can do; empty if there is nothing.
+    #[must_use]
+    pub fn help(self) -> &'static str {
         match self {
             FailureCause::NotTls => "give the gateway TLS to the picker, or the picker --secure-serving=false",
             FailureCause::Incompatible => "the picker speaks TLS 1.2 and 1.3 with the ALPN protocol h2",
@@ -88,22 +96,28 @@ impl FailureCause {
                 "renew the picker's own certificate (--cert-path; restart the picker for a new self-signed one), or set \
                  the client's clock"
             }
-            FailureCause::RefusedByClient => match tls(error) {
-                Some(Error::AlertReceived(AlertDescription::UnknownCA)) => {
-                    "give the gateway the authority of the picker's certificate (--cert-path)"
-                }
-                Some(Error::AlertReceived(AlertDescription::CertificateRevoked)) => {
-                    "issue a new certificate for the picker (--cert-path): for the gateway, the present one is revoked"
-                }
-                Some(Error::AlertReceived(AlertDescription::DecryptError)) => {
-                    "issue the picker's certificate again with its key (--cert-path): its signature does not verify"
-                }
-                _ => {
-                    "compare the picker's certificate (--cert-path) with what the gateway expects: its authority, its \
-                     names, its hash, and the usage `server auth`"
-                }
-            },
+            FailureCause::RefusedByClient => {
+                "compare the picker's certificate (--cert-path) with what the gateway expects: its authority, its \
+                 names, its hash, and the usage `server auth`"
+            }
             FailureCause::Timeout | FailureCause::Closed | FailureCause::Other => "",
+        }
+    }
+
+    /// Returns what the operator can do about this `error` of a handshake.
+    fn help_with(self, error: &io::Error) -> &'static str {
+        let Some(Error::AlertReceived(alert)) = tls(error).filter(|_| self == FailureCause::RefusedByClient) else {
+            return self.help();
+        };
+        match alert {
+            AlertDescription::UnknownCA => "give the gateway the authority of the picker's certificate (--cert-path)",
+            AlertDescription::CertificateRevoked => {
+                "issue a new certificate for the picker (--cert-path): for the gateway, the present one is revoked"
+            }
+            AlertDescription::DecryptError => {
+                "issue the picker's certificate again with its key (--cert-path): its signature does not verify"
+            }
+            _ => self.help(),
         }
     }
 
@@ -206,7 +220,7 @@ impl HandshakeFailures {
         let cause = FailureCause::of(error);
         let mut all = FailureCause::ALL.iter().zip(&self.0);
         let skipped = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
-        let (peer, help) = (tracing::field::display(peer), cause.help(error));
+        let (peer, help) = (tracing::field::display(peer), cause.help_with(error));
         let error = Shown(error);
         match skipped {
             // A client that closes its connection needs no attention.
@@ -227,7 +241,7 @@ mod tests {
     fn of(error: Error) -> (&'static str, &'static str, String) {
         let error = io::Error::new(io::ErrorKind::InvalidData, error);
         let cause = FailureCause::of(&error);
-        (cause.label(), cause.help(&error), Shown(&error).to_string())
+        (cause.label(), cause.help_with(&error), Shown(&error).to_string())
     }
 
     #[test]
