@@ -140,7 +140,7 @@ impl RunningPicker {
 ///
 /// # Errors
 /// The file can't be read, is empty, or has characters that a header can't have.
-fn authorization(file: &Path) -> anyhow::Result<HeaderValue> {
+pub(super) fn authorization(file: &Path) -> anyhow::Result<HeaderValue> {
     let shown = file.display();
     let text = std::fs::read_to_string(file).with_context(|| format!("`--token-file`: can't read {shown}"))?;
     let token = text.trim();

@@ -3,6 +3,7 @@
 //! `source.rs` reads it, `config.rs` finds listeners, routes and clusters in it, and `traffic.rs` those that meet the
 //! picker. Each other file checks one subject.
 
+mod certificates;
 mod config;
 mod field;
 mod filter;
@@ -30,6 +31,7 @@ use traffic::Traffic;
 pub(crate) const CHECKS: &[&[&Check]] = &[
     source::CHECKS,
     process::CHECKS,
+    certificates::CHECKS,
     filter::CHECKS,
     headers::CHECKS,
     listener::CHECKS,
@@ -65,6 +67,7 @@ async fn add(read: Result<(EnvoySource, Finding), Finding>, targets: &Targets, r
 
 async fn check_source(source: &EnvoySource, names: &Names<'_>, report: &mut Report) {
     process::check(source, report);
+    certificates::check(source, report);
     let traffic = Traffic::of(source);
     filter::check(&traffic, names, report);
     headers::check(&traffic, names, report);

@@ -27,6 +27,7 @@ pub use text::TextStyle;
 
 use attache_config::Settings;
 use attache_scheduling::Registry;
+use reqwest::header::HeaderValue;
 use std::path::PathBuf;
 
 /// What to look at.
@@ -42,6 +43,8 @@ pub struct Targets {
     pub picker: AdminUrl,
     /// Whether the user named `picker`.
     pub is_picker_named: bool,
+    /// The header `authorization` for the picker, if its pages need one.
+    pub token: Option<HeaderValue>,
     /// The configuration file, if one was given and is correct. Without it, the configuration in effect counts, as the
     /// picker shows it.
     pub settings: Option<Settings>,

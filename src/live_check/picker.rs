@@ -5,6 +5,8 @@ mod counters;
 mod degraded;
 mod endpoints;
 mod pages;
+mod status;
+mod warnings;
 
 use crate::Targets;
 use crate::clock::{self, ClockOffset};
@@ -13,7 +15,7 @@ use crate::http::{Http, Reply};
 use attache_config::{ConfigText, Settings, Sources};
 use attache_http_client::FetchError;
 pub(crate) use pages::{EndpointsPage, PoolPage};
-use pages::{PeersPage, PickerMetrics};
+use pages::{PeersPage, PickerMetrics, StatusPage};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -49,8 +51,13 @@ static PEERS: Check = Check {
 };
 
 /// All checks of this file and its modules.
-pub(crate) const CHECKS: &[&[&Check]] =
-    &[&[&REACHABLE, &PAGES, &READY, &VERSION, &CONFIGURATION, &PEERS], counters::CHECKS, endpoints::CHECKS];
+pub(crate) const CHECKS: &[&[&Check]] = &[
+    &[&REACHABLE, &PAGES, &READY, &VERSION, &CONFIGURATION, &PEERS],
+    status::CHECKS,
+    counters::CHECKS,
+    warnings::CHECKS,
+    endpoints::CHECKS,
+];
 
 /// Silence of another picker from which on it is reported, seconds: its requests are dropped then.
 const SILENT_SECONDS: f64 = 3.0;
@@ -77,7 +84,8 @@ pub(crate) async fn check(http: &Http, targets: &Targets) -> (Report, PickerView
     let mut report = Report::default();
     let get = |path: &str| {
         let url = format!("{}{path}", targets.picker);
-        async move { http.reply(&url, None).await }
+        let token = targets.token.clone();
+        async move { http.reply(&url, token).await }
     };
     let ready = match get("/ready").await {
         Ok(ready) => ready,
@@ -89,20 +97,25 @@ pub(crate) async fn check(http: &Http, targets: &Targets) -> (Report, PickerView
     report.mark_reached();
     report.push(REACHABLE.ok(&subject, "the admin port answers"));
     report.push(readiness(&subject, &ready));
-    let (endpoints, dump, metrics, peers) =
-        tokio::join!(get("/endpoints"), get("/config_dump"), get("/metrics"), get("/api/peers"));
+    let (endpoints, dump, metrics, peers, status) =
+        tokio::join!(get("/endpoints"), get("/config_dump"), get("/metrics"), get("/api/peers"), get("/api/status"));
     let endpoints: Option<EndpointsPage> = page(&subject, "/endpoints", endpoints, &mut report);
     let dump: Option<Value> = page(&subject, "/config_dump", dump, &mut report);
     let peers: Option<PeersPage> = page(&subject, "/api/peers", peers, &mut report);
+    let status: Option<StatusPage> = page(&subject, "/api/status", status, &mut report);
     let settings = dump.as_ref().and_then(|dump| settings_of(targets, dump));
     match metrics {
         Ok(reply) if reply.status == 200 => {
-            counters::judge(&subject, &PickerMetrics::read(&reply.body), endpoints.as_ref(), &mut report);
+            counters::judge(&subject, &PickerMetrics::read(&reply.body), &mut report);
         }
         other => not_read(&subject, "/metrics", &other, &mut report),
     }
+    if let Some(page) = &status {
+        status::judge(&subject, page, &mut report);
+    }
     if let Some(page) = &endpoints {
         version(&subject, &page.version, &mut report);
+        warnings::judge(&subject, page, &mut report);
         endpoints::judge(page, targets.settings.as_ref().or(settings.as_ref()), &mut report);
     }
     if let (Some(dump), Some(file)) = (&dump, &targets.settings) {
@@ -159,7 +172,8 @@ fn not_read(subject: &str, path: &str, reply: &Result<Reply, FetchError>, report
         Ok(reply) if matches!(reply.status, 401 | 403) => PAGES.unknown(
             subject,
             format!("`{path}` is refused with status {}", reply.status),
-            "run `attache check --live` on the machine or in the pod of the picker, without `--metrics-endpoint-auth`",
+            "name a file with a bearer token of a user with `get` on this page: `--token-file FILE`; or run the check on \
+             the machine of the picker",
         ),
         Ok(reply) => PAGES.unknown(
             subject,

@@ -52,8 +52,17 @@ async fn quickstart_compares_strategies_and_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupted_quickstart_ends_its_processes() {
     let mut process = quickstart("interrupted", &envoy::binary(), &[]);
-    process.wait_for("the load", |process| process.stdout().contains("playing the load").then_some(())).await;
+    let page = process
+        .wait_for("the load", |process| {
+            let output = process.stdout();
+            let (_, line) = output.split_once("playing the load")?;
+            let (_, page) = line.split_once("http://")?;
+            page.split_once('/').map(|(address, _)| address.to_owned())
+        })
+        .await;
     assert!(marked("interrupted").len() >= 4, "itself, servers, picker and Envoy");
+    #[cfg(feature = "live-check")]
+    crate::check_live::Checked::run(&["--admin", &page]).assert_faults("the quickstart", "", &[]);
     process.signal("INT");
     assert_eq!(process.wait().await.code(), Some(130));
     eventually("no process to be left", || async { marked("interrupted").is_empty().then_some(()) }).await;

@@ -35,7 +35,12 @@ impl Authority {
 
     /// A certificate for one IP address, DNS name or URI, for servers and for clients.
     pub(crate) fn identity(&self, name: &str) -> Identity {
-        self.sign(name, wall_now() + DAY)
+        self.sign(name, wall_now() + 90 * DAY)
+    }
+
+    /// The same, for five more days.
+    pub(crate) fn ending(&self, name: &str) -> Identity {
+        self.sign(name, wall_now() + 5 * DAY)
     }
 
     /// The same, expired.

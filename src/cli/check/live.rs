@@ -2,7 +2,8 @@
 
 use super::{CheckOutput, FileCheck};
 use crate::cli::output::{may_colour, message, print};
-use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE};
+use crate::cli::running::authorization;
+use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE, EXIT_USAGE};
 use crate::live_check::{self, AdminUrl, Report, Severity, Targets, TextStyle};
 use crate::plugins::registry;
 use clap::Args;
@@ -34,6 +35,9 @@ pub(super) struct LiveArgs {
     /// Admin port of Attaché [default: http://127.0.0.1:9090]
     #[arg(long, value_name = "URL", requires = "live")]
     admin: Option<AdminUrl>,
+    /// File with the bearer token that the picker needs with `--metrics-endpoint-auth`
+    #[arg(long, value_name = "FILE", requires = "live")]
+    token_file: Option<PathBuf>,
 }
 
 /// Shows the diagnostics of the file, then what the live checks find.
@@ -46,12 +50,20 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
     let default = |url: &str| url.parse::<AdminUrl>().unwrap_or_default();
     let is_envoy_named = !args.envoy_admins.is_empty() || !args.envoy_files.is_empty();
     let envoy_admins = if is_envoy_named { args.envoy_admins } else { vec![default(ENVOY_ADMIN)] };
+    let token = match args.token_file.as_deref().map(authorization).transpose() {
+        Ok(token) => token,
+        Err(error) => {
+            message(format_args!("error: {error:#}"));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
     let targets = Targets {
         envoy_admins,
         is_envoy_named,
         envoy_files: args.envoy_files,
         is_picker_named: args.admin.is_some(),
         picker: args.admin.unwrap_or_else(|| default(PICKER_ADMIN)),
+        token,
         settings,
         registry: registry(),
     };

@@ -34,6 +34,8 @@ pub(super) struct Live {
     pub(super) info: Value,
     /// The page `/clusters`, with its hosts.
     pub(super) clusters: Value,
+    /// The page `/certs`; null if Envoy does not show it.
+    pub(super) certificates: Value,
     /// Counters and gauges that were used since the start, by name.
     pub(super) statistics: Map<String, Value>,
 }
@@ -56,7 +58,8 @@ pub(super) async fn from_admin(
     );
     match pages {
         Ok((dump, info, clusters, statistics)) => {
-            let live = Live { info, clusters, statistics: by_name(&statistics) };
+            let certificates = http.json(admin, "/certs").await.unwrap_or_default();
+            let live = Live { info, clusters, certificates, statistics: by_name(&statistics) };
             let reachable = REACHABLE.ok(&name, "the admin port answers");
             Ok((EnvoySource { name, config: EnvoyConfig::from_dump(&dump), live: Some(live) }, reachable))
         }

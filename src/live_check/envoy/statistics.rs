@@ -7,7 +7,7 @@ use crate::finding::{Check, Report};
 use serde_json::Value;
 
 pub(super) const CHECKS: &[&Check] =
-    &[&STREAMS, &TIMEOUTS, &ALLOWED, &REFUSED, &OVERFLOWS, &CLOSED, &INVALID, &PROTOCOL, &CUT, &HANDSHAKES];
+    &[&STREAMS, &TIMEOUTS, &ALLOWED, &REFUSED, &OVERFLOWS, &CLOSED, &NO_SERVER, &INVALID, &PROTOCOL, &CUT, &HANDSHAKES];
 
 static STREAMS: Check = Check {
     id: "envoy-stat-streams-failed",
@@ -43,6 +43,12 @@ static CLOSED: Check = Check {
     id: "envoy-stat-closed-connections",
     about: "no server closed a connection with a request",
     why: "Each one is a request that failed: a server that crashed, or closed an idle connection too early.",
+};
+
+static NO_SERVER: Check = Check {
+    id: "envoy-stat-no-server",
+    about: "Envoy had a server for each request",
+    why: "Each one is a request that got 503 `no healthy upstream`: the destination did not reach the cluster.",
 };
 
 static INVALID: Check = Check {
@@ -127,6 +133,13 @@ const COUNTERS: &[Counters] = &[
         fix: "set `common_http_protocol_options: {idle_timeout: 4s}` of the cluster, and look at the servers' logs",
     },
     Counters {
+        check: &NO_SERVER,
+        owner: Owner::Model,
+        names: &["upstream_cx_none_healthy"],
+        fix: "find the filter or route behind the ext-proc filter that removes `x-gateway-destination-endpoint`: Lua and Wasm \
+              filters can, too; or name one address with `destination: {mode: single}` in the pool",
+    },
+    Counters {
         check: &INVALID,
         owner: Owner::Model,
         names: &["original_dst_host_invalid"],
@@ -162,6 +175,11 @@ pub(super) fn check(traffic: &Traffic<'_>, out: &mut Report) {
     let Some(live) = &traffic.source.live else { return };
     for counters in COUNTERS {
         for (subject, prefix) in owners(traffic, counters.owner) {
+            // A destination that is no address leaves Envoy without a server, too.
+            let is_explained = total(live, &prefix, counters.owner, "original_dst_host_invalid") > 0;
+            if counters.check.id == NO_SERVER.id && is_explained {
+                continue;
+            }
             let seen: Vec<String> = counters
                 .names
                 .iter()

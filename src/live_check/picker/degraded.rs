@@ -1,4 +1,4 @@
-//! What each degraded mode means for the operator.
+//! What each degraded mode means for the operator, except for those that the picker warns of itself.
 
 use crate::finding::Severity;
 
@@ -17,26 +17,8 @@ const fn mode(label: &'static str, severity: Severity, meaning: &'static str, fi
 const LOG: &str = "read the log of the picker: it names model and reason once a minute";
 const SERVER: &str = "correct the `usage` of the model server's responses";
 
-/// All modes, as in the reference of metrics.
+/// All other modes, as in the reference of metrics.
 pub(super) const MODES: &[Mode] = &[
-    mode(
-        "no_body",
-        Severity::Error,
-        "Envoy showed no request body before the decision, so requests were routed by load alone",
-        "set `processing_mode.request_body_mode: FULL_DUPLEX_STREAMED` in the ext-proc filter",
-    ),
-    mode(
-        "no_time_to_queue",
-        Severity::Warning,
-        "the body mode of Envoy does not allow a wait in the queue of a pool",
-        "set `processing_mode.request_body_mode: FULL_DUPLEX_STREAMED` in the ext-proc filter",
-    ),
-    mode(
-        "no_time_to_split",
-        Severity::Warning,
-        "the body mode of Envoy left no time for a prefill on another server",
-        "set `processing_mode.request_body_mode: FULL_DUPLEX_STREAMED`, or `disaggregation.messageTimeout`",
-    ),
     mode(
         "attempts_untold",
         Severity::Warning,
@@ -135,6 +117,7 @@ pub(super) fn of(label: &str) -> Option<&'static Mode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::picker::warnings::GATEWAY_MODES;
 
     #[test]
     fn every_documented_mode_has_a_meaning_here() {
@@ -146,7 +129,7 @@ mod tests {
             .collect();
         assert!(labels.len() > 20, "{labels:?}");
         for label in &labels {
-            assert!(of(label).is_some(), "{label}");
+            assert!(of(label).is_some() != GATEWAY_MODES.contains(label), "{label}");
         }
         for mode in MODES {
             assert!(labels.contains(&mode.label), "{}", mode.label);

@@ -1,6 +1,6 @@
 //! Judges what the picker knows of its pools and endpoints.
 
-use super::pages::{EndpointPage, EndpointsPage, PoolPage};
+use super::pages::{EndpointPage, EndpointsPage, PoolPage, SlowdownPage};
 use crate::finding::{Check, Report};
 use attache_config::Settings;
 use attache_config::settings::TokenizerSettings;
@@ -33,8 +33,8 @@ static METRICS: Check = Check {
 };
 static SPEED: Check = Check {
     id: "endpoint-speed",
-    about: "learned speed against the median of the pool",
-    why: "A server that is so much slower fails objectives, and may have a wrong GPU or configuration.",
+    about: "learned speed against the median of the other servers in the role",
+    why: "A server that takes half as long again fails objectives, and may have a wrong GPU or configuration.",
 };
 static KV_EVENTS: Check = Check {
     id: "endpoint-kv-events",
@@ -44,10 +44,6 @@ static KV_EVENTS: Check = Check {
 
 pub(super) const CHECKS: &[&Check] = &[&POOL, &POOL_TOKENIZER, &PROMPTS, &HEALTH, &METRICS, &SPEED, &KV_EVENTS];
 
-/// A speed differs implausibly from the median by this factor.
-const FACTOR: f64 = 10.0;
-/// Requests of an endpoint before its learned speed is judged.
-const LEARNED_AFTER: u64 = 20;
 /// Longest plausible time for a token of a request that runs alone, seconds.
 const SLOWEST_TOKEN: f64 = 5.0;
 
@@ -77,8 +73,8 @@ pub(super) fn judge(page: &EndpointsPage, settings: Option<&Settings>, report: &
             health(&subject, endpoint, report);
             metrics(&subject, endpoint, report);
             kv_events(&subject, endpoint, report);
+            speed(&subject, endpoint, report);
         }
-        speeds(pool, report);
     }
 }
 
@@ -169,37 +165,26 @@ fn kv_events(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
     report.push(KV_EVENTS.warning(subject, format!("KV events are `{trust}`: {meaning}"), fix));
 }
 
-/// The middle of the values; the lower one of two.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().checked_sub(1)? / 2).copied()
-}
-
-/// Compares learned speeds within a pool. A single endpoint has no other to be compared with.
-fn speeds(pool: &PoolPage, report: &mut Report) {
-    let learned = || pool.endpoints.iter().filter(|e| e.routed >= LEARNED_AFTER).filter_map(|e| Some((e, e.learned?)));
-    let prefill = median(learned().map(|(_, speed)| speed.prefill_tokens_per_second).collect());
-    let decode = median(learned().map(|(_, speed)| speed.seconds_per_token).collect());
-    let (Some(prefill), Some(decode)) = (prefill, decode) else { return };
-    for (endpoint, speed) in learned() {
-        let subject = super::endpoint_subject(&endpoint.address, &pool.name);
-        let (own_prefill, own_decode) = (speed.prefill_tokens_per_second, speed.seconds_per_token);
-        let found = format!(
-            "learned {own_prefill:.0} prompt tokens/s and {:.1} ms a token; the median of the pool is {prefill:.0} and {:.1}",
-            own_decode * 1e3,
-            decode * 1e3
-        );
-        let differs = |own: f64, usual: f64| own > usual * FACTOR || own * FACTOR < usual;
-        report.push(match differs(own_prefill, prefill) || differs(own_decode, decode) || own_decode > SLOWEST_TOKEN {
-            true => SPEED.warning(
-                subject,
-                found,
-                "compare GPU, tensor parallelism and flags of this server with the others; put other hardware into a \
-                 pool of its own",
+/// Judges the learned speed of an endpoint against the others in its role.
+fn speed(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
+    let Some(learned) = endpoint.learned else { return };
+    let (prefill, decode) = (learned.prefill_tokens_per_second, learned.seconds_per_token);
+    let found = format!("learned {prefill:.0} prompt tokens/s and {:.1} ms a token", decode * 1e3);
+    report.push(match endpoint.slowdown {
+        Some(SlowdownPage { first_token, per_token, slow: true }) => SPEED.warning(
+            subject,
+            format!(
+                "first tokens take {first_token:.1} times as long as the median of the other servers in its role, further \
+                 tokens {per_token:.1} times; {found}"
             ),
-            false => SPEED.ok(subject, found),
-        });
-    }
+            "compare GPU, clock rate, tensor parallelism and flags of this server with the others; put other hardware into \
+             a pool of its own",
+        ),
+        _ if decode > SLOWEST_TOKEN => {
+            SPEED.warning(subject, found, "look at the log of the model server: no usual server is that slow")
+        }
+        _ => SPEED.ok(subject, found),
+    });
 }
 
 #[cfg(test)]
@@ -213,7 +198,6 @@ mod tests {
             address: "10.0.0.1:8000".into(),
             status: "ready".into(),
             metrics: Some(MetricsAge { age_ms: 100, stale: false }),
-            routed: 100,
             learned: Some(LearnedPage { prefill_tokens_per_second: 1e4, seconds_per_token: 0.01 }),
             ..EndpointPage::default()
         };
@@ -248,20 +232,15 @@ mod tests {
     }
 
     #[test]
-    fn speed_is_implausible_by_a_factor_of_ten_after_enough_requests() {
-        let slow = |e: &mut EndpointPage| {
-            e.learned = Some(LearnedPage { prefill_tokens_per_second: 900.0, seconds_per_token: 0.09 });
+    fn server_with_half_the_speed_of_the_others_is_a_warning() {
+        let taking = |per_token: f64, slow: bool| {
+            wrong(vec![endpoint(|e| e.slowdown = Some(SlowdownPage { first_token: 1.0, per_token, slow }))])
         };
-        let fleet = |last: EndpointPage| vec![endpoint(|_| ()), endpoint(|_| ()), endpoint(|_| ()), last];
-        assert_eq!(wrong(fleet(endpoint(slow))), [("endpoint-speed", Severity::Warning)]);
-        let new = |e: &mut EndpointPage| {
-            slow(e);
-            e.routed = LEARNED_AFTER - 1;
+        assert_eq!(taking(2.0, true), [("endpoint-speed", Severity::Warning)]);
+        assert_eq!(taking(1.2, false), []);
+        let frozen = |e: &mut EndpointPage| {
+            e.learned = Some(LearnedPage { prefill_tokens_per_second: 1e4, seconds_per_token: 9.0 });
         };
-        assert_eq!(wrong(fleet(endpoint(new))), []);
-        let half = |e: &mut EndpointPage| {
-            e.learned = Some(LearnedPage { prefill_tokens_per_second: 5e3, seconds_per_token: 0.02 });
-        };
-        assert_eq!(wrong(fleet(endpoint(half))), []);
+        assert_eq!(wrong(vec![endpoint(frozen)]), [("endpoint-speed", Severity::Warning)], "without another server");
     }
 }

@@ -11,9 +11,18 @@ use std::sync::{Arc, LazyLock};
 #[serde(default)]
 pub(crate) struct EndpointsPage {
     pub(super) version: String,
-    pub(super) rejections: BTreeMap<String, u64>,
-    pub(super) degraded: BTreeMap<String, u64>,
+    pub(super) warnings: Vec<WarningPage>,
     pub(crate) pools: Vec<PoolPage>,
+}
+
+/// A warning of the picker.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WarningPage {
+    pub(super) code: String,
+    pub(super) pool: Option<String>,
+    pub(super) message: String,
+    pub(super) help: String,
 }
 
 /// A pool of `/endpoints`.
@@ -46,8 +55,8 @@ pub(crate) struct EndpointPage {
     pub(super) status: String,
     pub(super) ejection: Option<EjectionPage>,
     pub(super) scrape_error: Option<String>,
-    pub(super) routed: u64,
     pub(super) learned: Option<LearnedPage>,
+    pub(super) slowdown: Option<SlowdownPage>,
     pub(super) metrics: Option<MetricsAge>,
     pub(super) kv_events: Option<String>,
 }
@@ -68,12 +77,57 @@ pub(super) struct LearnedPage {
     pub(super) seconds_per_token: f64,
 }
 
+/// How many times longer an endpoint takes than the median of the others in its role.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlowdownPage {
+    pub(super) first_token: f64,
+    pub(super) per_token: f64,
+    pub(super) slow: bool,
+}
+
 /// The age of scraped metrics.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct MetricsAge {
     pub(super) age_ms: u64,
     pub(super) stale: bool,
+}
+
+/// `/api/status`, as far as it counts.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StatusPage {
+    pub(super) rejections: Vec<RejectionPage>,
+    pub(super) degraded: Vec<ModePage>,
+    pub(super) certificates: Vec<CertificatePage>,
+}
+
+/// Rejections of a pool for a reason.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RejectionPage {
+    pub(super) reason: String,
+    pub(super) requests: u64,
+    pub(super) requests_per_second: Option<f64>,
+}
+
+/// Uses of a degraded mode.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ModePage {
+    pub(super) mode: String,
+    pub(super) times: u64,
+    pub(super) times_per_second: Option<f64>,
+}
+
+/// A certificate of the ext-proc port.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct CertificatePage {
+    pub(super) name: String,
+    pub(super) expires_in_seconds: f64,
+    pub(super) refused_replacements: u64,
 }
 
 /// `/api/peers`.
@@ -101,14 +155,9 @@ const NAMES: &[&str] = &[
     "attache_listener_connections_closed_total",
     "attache_panics_total",
     "attache_protocol_errors_total",
-    "attache_queue_turns_total",
     "attache_redis_connected",
     "attache_sync_connected",
     "attache_sync_snapshot_block_mismatches_total",
-    "attache_tls_certificate_expiry_timestamp_seconds",
-    "attache_tls_client_ca_reload_failures_total",
-    "attache_tls_handshake_failures_total",
-    "attache_tls_reload_failures_total",
     "attache_tokenizer_unhealthy_models",
     "attache_kube_out_of_touch",
     "attache_kube_pool_unreadable",

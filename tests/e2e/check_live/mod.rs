@@ -3,6 +3,7 @@
 
 mod envoy;
 mod fake;
+mod incidents;
 #[cfg(feature = "kube")]
 mod kubernetes;
 mod picker;

@@ -102,15 +102,15 @@ async fn picker_that_is_not_ready_or_not_there_is_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_server_is_found_by_its_learned_speed() {
-    let good = SimProcess::start(3, &["--speed", "20"]).await;
-    let slow = SimProcess::start(1, &["--speed", "0.5"]).await;
+    let good = SimProcess::start(3, &["--speed", "5"]).await;
+    let slow = SimProcess::start(1, &["--speed", "2"]).await;
     let servers: Vec<SocketAddr> = good.servers.iter().chain(&slow.servers).copied().collect();
     let listed: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
     let config = format!("{HEAD}pools: [{{name: a, strategy: round-robin, endpoints: [{}]}}]\n", listed.join(", "));
     let picker = AttacheProcess::configured(&config).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    for number in 0..120 {
+    for number in 0..160 {
         let body = json!({"model": "sim-8b", "prompt": format!("{number} {}", "word ".repeat(400)), "max_tokens": 8,
                           "stream": true});
         let reply = client::post(to, "/v1/completions", Bytes::from(body.to_string())).await.expect("an answer");
@@ -122,4 +122,8 @@ async fn slow_server_is_found_by_its_learned_speed() {
     let faults = check.faults("endpoint-speed");
     let subject = format!("model server {}, pool a", slow.servers[0]);
     assert!(faults.iter().all(|fault| fault["subject"] == subject.as_str()), "{faults:#?}");
+    let warnings = client::get(picker.metrics, "/endpoints").await.expect("the endpoints").json()["warnings"].clone();
+    let message = warnings[0]["message"].as_str().expect("a warning");
+    assert!(message.contains(&slow.servers[0].to_string()), "{message}");
+    picker.until_metric("attache_warnings{pool=\"a\",code=\"slow_endpoints\"}", 1.0).await;
 }

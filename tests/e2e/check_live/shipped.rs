@@ -3,8 +3,11 @@
 use super::Checked;
 use crate::support::attache::AttacheProcess;
 use crate::support::process::{eventually, repository, scratch};
+#[cfg(feature = "redis")]
+use crate::support::redis::RedisProcess;
 use crate::support::sim::SimProcess;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 
 /// The text of a shipped configuration, with these servers at the addresses that it names, in their order.
 fn with_servers(name: &str, addresses: &[&str], servers: &[SocketAddr]) -> String {
@@ -38,21 +41,37 @@ async fn nothing_is_wrong_with_shipped_configurations() {
             &adapters.servers,
         ),
     ] {
-        let file = directory.path().join(format!("{name}.yaml"));
-        std::fs::write(&file, with_servers(name, addresses, servers)).expect("writing");
-        let picker = AttacheProcess::with_file(&file, &[]).await;
-        let endpoints = addresses.len();
-        eventually("all servers to be scraped", async || {
-            let known = picker.endpoints().await;
-            let scraped = known.iter().filter(|endpoint| endpoint["metrics"].is_object()).count();
-            (scraped == endpoints).then_some(())
-        })
-        .await;
-        // Envoy does not run here, and nothing may answer at its default port.
-        let checked = Checked::run(&[file.to_str().expect("a path"), "--admin", &picker.metrics.to_string()]);
-        checked.assert_faults(name, "", &[]);
-        assert_eq!(checked.code, 0, "{name}");
+        let text = with_servers(name, addresses, servers);
+        assert_nothing_is_wrong(name, &text, addresses.len(), directory.path()).await;
     }
+}
+
+/// Runs a picker with this text, and checks it when it has scraped this many endpoints.
+async fn assert_nothing_is_wrong(name: &str, text: &str, endpoints: usize, directory: &Path) {
+    let file = directory.join(format!("{name}.yaml"));
+    std::fs::write(&file, text).expect("writing");
+    let picker = AttacheProcess::with_file(&file, &[]).await;
+    eventually("all servers to be scraped", async || {
+        let known = picker.endpoints().await;
+        let scraped = known.iter().filter(|endpoint| endpoint["metrics"].is_object()).count();
+        (scraped == endpoints).then_some(())
+    })
+    .await;
+    // Envoy does not run here, and nothing may answer at its default port.
+    let checked = Checked::run(&[file.to_str().expect("a path"), "--admin", &picker.metrics.to_string()]);
+    checked.assert_faults(name, "", &[]);
+    assert_eq!(checked.code, 0, "{name}");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_wrong_with_shipped_limits_and_a_redis_of_their_own() {
+    const SHIPPED: &str = "redis://redis.default.svc:6379/0";
+    let (redis, fleet) = (RedisProcess::start().await, SimProcess::start(2, &[]).await);
+    let text = with_servers("limits", &["10.0.0.11:8000", "10.0.0.12:8000"], &fleet.servers);
+    assert!(text.contains(SHIPPED));
+    let text = text.replace(SHIPPED, &redis.url()).replace("timeout: 50ms", "timeout: 1s");
+    assert_nothing_is_wrong("limits", &text, 2, scratch("check-limits").path()).await;
 }
 
 #[test]
