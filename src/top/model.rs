@@ -17,6 +17,7 @@ pub(crate) struct Reading {
     pub(crate) rejections: Vec<(String, u64)>,
     /// Uses of degraded modes since the picker's start, by mode.
     pub(crate) degraded: Vec<(String, u64)>,
+    pub(crate) warnings: Vec<Warning>,
     pub(crate) pools: Vec<Pool>,
     /// The latest decisions, newest first.
     pub(crate) decisions: Vec<Decision>,
@@ -36,12 +37,26 @@ impl Reading {
             missing: list(&endpoints["missing"]).iter().filter_map(text).collect(),
             rejections: counts(&endpoints["rejections"]),
             degraded: counts(&endpoints["degraded"]),
+            warnings: list(&endpoints["warnings"]).iter().map(Warning::of).collect(),
             pools: list(&endpoints["pools"]).iter().map(Pool::of).collect(),
             decisions: list(decisions).iter().map(Decision::of).collect(),
             peers: list(&peers["peers"]).iter().map(Peer::of).collect(),
             pressure: list(&pressure["models"]).iter().map(Pressure::of).collect(),
             samples: None,
         }
+    }
+}
+
+/// What the picker warns of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warning {
+    pub(crate) pool: Option<String>,
+    pub(crate) message: String,
+}
+
+impl Warning {
+    fn of(v: &Value) -> Self {
+        Self { pool: text(&v["pool"]), message: text(&v["message"]).unwrap_or_default() }
     }
 }
 
@@ -151,6 +166,8 @@ pub(crate) struct Endpoint {
     pub(crate) prefill_speed: Option<f64>,
     /// Learned time of one output token, seconds.
     pub(crate) token_seconds: Option<f64>,
+    /// How many times longer it takes than the others in its role, if it is slow.
+    pub(crate) slowdown: Option<f64>,
     /// Models and LoRA adapters that it names.
     pub(crate) models: Vec<String>,
     /// The whole object of the page.
@@ -189,6 +206,7 @@ impl Endpoint {
             is_stale: metrics["stale"].as_bool().unwrap_or(false),
             prefill_speed: learned["prefill_tokens_per_second"].as_f64(),
             token_seconds: learned["seconds_per_token"].as_f64(),
+            slowdown: slowdown(&v["slowdown"]),
             models: models(v),
             all: v.clone(),
             address,
@@ -199,6 +217,11 @@ impl Endpoint {
     pub(crate) fn title(&self) -> String {
         if self.name == self.address { self.address.clone() } else { format!("{} ({})", self.name, self.address) }
     }
+}
+
+fn slowdown(v: &Value) -> Option<f64> {
+    let times = || Some(v["first_token"].as_f64()?.max(v["per_token"].as_f64()?));
+    v["slow"].as_bool().filter(|slow| *slow).and_then(|_| times())
 }
 
 fn models(endpoint: &Value) -> Vec<String> {

@@ -30,7 +30,7 @@ pub(crate) struct EndpointRow<'a> {
 impl<'a> EndpointRow<'a> {
     fn of(pool: &'a Pool, endpoint: &'a Endpoint, watch: &'a Watch) -> Self {
         let track = watch.track_of(&pool.name, &endpoint.address);
-        Self { pool, endpoint, track, severity: severity(endpoint, track) }
+        Self { pool, endpoint, track, severity: severity(endpoint) }
     }
 
     pub(crate) fn key(&self) -> EndpointKey {
@@ -70,8 +70,8 @@ impl<'a> EndpointRow<'a> {
         if is_full(endpoint) {
             reasons.push("KV cache is full, requests wait".to_owned());
         }
-        if let Some(ratio) = self.track.and_then(|track| track.slowness) {
-            reasons.push(format!("{ratio:.1}× the usual prefill speed of its pool"));
+        if let Some(times) = endpoint.slowdown {
+            reasons.push(format!("takes {times:.1}× as long as the others"));
         }
         reasons.join("; ")
     }
@@ -88,12 +88,12 @@ fn is_full(endpoint: &Endpoint) -> bool {
     endpoint.kv_usage.is_some_and(|usage| usage >= FULL) && endpoint.waiting.is_some_and(|waiting| waiting > 0.0)
 }
 
-fn severity(endpoint: &Endpoint, track: Option<&Track>) -> Severity {
+fn severity(endpoint: &Endpoint) -> Severity {
     match endpoint.status.as_deref() {
         Some("ejected" | "unreachable") => Severity::Bad,
         Some("half-open" | "slow-start" | "not-reached" | "draining") => Severity::Warning,
         _ if endpoint.scrape_error.is_some() || endpoint.is_stale || is_full(endpoint) => Severity::Warning,
-        _ if track.is_some_and(|track| track.slowness.is_some()) => Severity::Warning,
+        _ if endpoint.slowdown.is_some() => Severity::Warning,
         _ => Severity::Fine,
     }
 }
@@ -239,7 +239,7 @@ pub(crate) struct PoolRow<'a> {
 /// The pools, those with trouble first. With a filter, those that match it or have a matching endpoint.
 pub(crate) fn pools<'a>(watch: &'a Watch, filter: &str) -> Vec<PoolRow<'a>> {
     let row = |pool: &'a Pool| {
-        let severities = || pool.endpoints.iter().map(|e| severity(e, watch.track_of(&pool.name, &e.address)));
+        let severities = || pool.endpoints.iter().map(severity);
         let serves = |e: &&Endpoint| !matches!(e.status.as_deref(), Some("ejected" | "draining"));
         PoolRow {
             pool,

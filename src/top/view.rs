@@ -14,6 +14,7 @@ mod theme;
 pub(crate) use theme::Theme;
 
 use crate::format::{self, counted};
+use crate::model::Warning;
 use crate::state::{Opened, Pane, State};
 use crate::watch::{Failure, Moment, Watch};
 use grid::{Grid, sides, wrap};
@@ -24,6 +25,8 @@ use ratatui_core::text::{Line, Span};
 
 /// Most lines of a message about a failure.
 const FAILURE_LINES: usize = 3;
+/// Most warnings of the picker that are shown.
+const WARNINGS: usize = 3;
 /// Most lines about the row of the cursor.
 const SELECTION_LINES: usize = 2;
 /// Fewest lines of a pane: titles and some rows. Pools get what is left.
@@ -134,6 +137,26 @@ fn header(state: &State, now: Moment, theme: Theme, width: usize) -> Vec<Line<'s
     let mut lines = vec![sides(left, vec![right], width)];
     if let Some(failure) = &watch.failure {
         lines.extend(failed(failure, watch, now, theme, width));
+    } else if let Some(reading) = reading {
+        lines.extend(warnings(&reading.warnings, theme, width));
+    }
+    lines
+}
+
+/// What the picker warns of: a line each on a terminal, the whole texts where `width` is 0.
+fn warnings(warnings: &[Warning], theme: Theme, width: usize) -> Vec<Line<'static>> {
+    let shown = if width == 0 { warnings.len() } else { WARNINGS };
+    let mut lines: Vec<_> = warnings
+        .iter()
+        .take(shown)
+        .map(|Warning { pool, message }| {
+            let pool = pool.as_ref().map(|pool| format!("{pool}: ")).unwrap_or_default();
+            let text = format!("! {pool}{message}");
+            Line::styled(if width == 0 { text } else { grid::clip(&text, width) }, theme.warning())
+        })
+        .collect();
+    if warnings.len() > shown {
+        lines.push(Line::styled(format!("! {} more warnings", warnings.len() - shown), theme.soft()));
     }
     lines
 }

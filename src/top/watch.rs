@@ -1,6 +1,6 @@
 //! What successive readings add up to: rates, shares of traffic, histories of endpoints, and decisions.
 
-use crate::model::{Decision, Endpoint, Pool, Reading, Samples};
+use crate::model::{Decision, Pool, Reading, Samples};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
@@ -88,8 +88,6 @@ pub(crate) struct Track {
     pub(crate) rate: Option<f64>,
     /// Part of its pool's requests in the last interval, 0 to 1. `None` if the pool had none.
     pub(crate) share: Option<f64>,
-    /// Learned speed of prefill in relation to the median of its pool, if it is much slower.
-    pub(crate) slowness: Option<f64>,
     pub(crate) rates: History,
     pub(crate) in_flight: History,
     pub(crate) waiting: History,
@@ -183,7 +181,6 @@ impl Watch {
         self.pool_rates.clear();
         for pool in pools {
             let mut total = None;
-            let median = median_speeds(&pool.endpoints);
             for endpoint in &pool.endpoints {
                 let key = (pool.name.clone(), endpoint.address.clone());
                 let track = self.tracks.entry(key.clone()).or_default();
@@ -191,7 +188,6 @@ impl Watch {
                 track.delta = endpoint.routed.zip(track.routed).map(|(now, before)| since(before, now));
                 track.routed = endpoint.routed;
                 track.rate = track.delta.zip(interval).map(|(delta, seconds)| delta as f64 / seconds);
-                track.slowness = slowness(endpoint, &median);
                 if let Some(delta) = track.delta {
                     *total.get_or_insert(0) += delta;
                 }
@@ -280,30 +276,4 @@ impl Watch {
 /// How far a counter went. A counter that went back was started again.
 fn since(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
-}
-
-/// Fewest endpoints of a role whose median says something.
-const COMPARED_ENDPOINTS: usize = 3;
-/// An endpoint below this part of the median speed is slow.
-const SLOW: f64 = 0.6;
-
-/// The median of the learned prefill speeds of a pool, by role.
-fn median_speeds(endpoints: &[Endpoint]) -> HashMap<Option<String>, f64> {
-    let mut speeds: HashMap<Option<String>, Vec<f64>> = HashMap::new();
-    for endpoint in endpoints {
-        if let Some(speed) = endpoint.prefill_speed.filter(|speed| speed.is_finite()) {
-            speeds.entry(endpoint.role.clone()).or_default().push(speed);
-        }
-    }
-    let medians =
-        speeds.into_iter().filter(|(_, speeds)| speeds.len() >= COMPARED_ENDPOINTS).map(|(role, mut speeds)| {
-            speeds.sort_by(f64::total_cmp);
-            (role, speeds[speeds.len() / 2])
-        });
-    medians.collect()
-}
-
-fn slowness(endpoint: &Endpoint, medians: &HashMap<Option<String>, f64>) -> Option<f64> {
-    let median = medians.get(&endpoint.role).filter(|median| **median > 0.0)?;
-    endpoint.prefill_speed.map(|speed| speed / median).filter(|ratio| *ratio < SLOW)
 }

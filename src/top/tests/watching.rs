@@ -47,19 +47,6 @@ fn counters_of_a_picker_that_started_again_count_from_zero() {
 }
 
 #[test]
-fn slow_endpoint_is_compared_with_those_of_its_role() {
-    let state = state();
-    let slowness = |address: &str| state.shown().track_of("chat", address).unwrap().slowness;
-    assert_eq!(slowness("10.0.0.5:8000"), Some(10_100.0 / 21_000.0));
-    assert_eq!(slowness("10.0.0.1:8000"), None);
-    let mut endpoints = page("endpoints.json");
-    endpoints["pools"][1]["endpoints"][4]["roles"] = "decode".into();
-    let mut watch = Watch::default();
-    watch.update(reading(&endpoints), at(0));
-    assert_eq!(watch.track_of("chat", "10.0.0.5:8000").unwrap().slowness, None, "the only one of its role");
-}
-
-#[test]
 fn decisions_are_joined_and_gaps_are_counted() {
     let mut watch = Watch::default();
     with_decisions(&mut watch, &decisions(0..4), 0);
