@@ -76,7 +76,18 @@ pack() { # DIRECTORY OUTPUT
     -C "$(dirname "$1")" -cf - "$(basename "$1")" | gzip -n9 >"$2"
 }
 
+# That the tests have compiled every crate with the features of this build: else CI compiles nearly everything twice.
+assert_compiled() {
+  cargo build --locked --package attache --bin attache "${build[@]}" 2>"$work/cargo.log" || { cat "$work/cargo.log" >&2; exit 1; }
+  ! grep -q '^ *Compiling ' "$work/cargo.log" || {
+    grep '^ *Compiling ' "$work/cargo.log" >&2
+    echo "release: the tests have not compiled these crates, or with other features (a dev-dependency can add one), or their sources changed" >&2
+    exit 1
+  }
+}
+
 make_program() {
+  [ -z "$tested" ] || assert_compiled
   # maturin compiles the same program.
   case " ${parts[*]} " in
     *" wheel "*) make_wheel ;;

@@ -66,12 +66,12 @@ exchange: {{explain: {{kept: 64}}}}
     }
 }
 
-/// `attache top` with these arguments, run by a shell that shows how it left the terminal.
-fn top(admin: SocketAddr, more: &[&str]) -> pty_process::Command {
-    let script = "\"$0\" top \"$@\"; code=$?; stty -a | grep -ow -e '-*icanon' -e '-*echo'; echo \"left with $code\"";
-    let admin = admin.to_string();
-    let words = [&["-c", script, ATTACHE, "--admin", &admin, "--interval", "100ms"], more].concat();
-    pty_process::Command::new("sh").args(words).env("TERM", "xterm-256color").env_remove("NO_COLOR")
+/// Commands that run `attache top` and show how it left the terminal.
+fn top(admin: SocketAddr) -> String {
+    format!(
+        "'{ATTACHE}' top --admin {admin} --interval 100ms; code=$?; stty -a | grep -ow -e '-*icanon' -e '-*echo'; \
+         echo \"left with $code\""
+    )
 }
 
 /// `attache top` with these arguments and without a terminal.
@@ -99,7 +99,7 @@ async fn terminal_view_shows_a_running_picker_until_it_ends() {
     fleet.until_ejected().await;
     let [a, b] = [0, 1].map(|server| fleet.sim.servers[server].to_string());
     let down = fleet.down.to_string();
-    let mut terminal = Terminal::start(top(fleet.picker.metrics, &[]), (100, 30));
+    let mut terminal = Terminal::start(&top(fleet.picker.metrics), (100, 30));
 
     // The endpoint with trouble is first, with its reason; shares are of the last interval.
     let screen = terminal.until_shown(&["ready", "chat", "round-robin", &a, &b, "connect failure; probe in"]).await;
@@ -164,27 +164,20 @@ async fn terminal_view_shows_a_running_picker_until_it_ends() {
     assert_restored(terminal).await;
 }
 
-/// The processes that `parent` has started.
-fn children(parent: u32) -> Vec<u32> {
-    let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
-    list.split_whitespace().filter_map(|id| id.parse().ok()).collect()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn signals_restore_the_terminal_and_a_picker_that_starts_is_found() {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
     for signal in ["TERM", "INT", "HUP"] {
-        let terminal = Terminal::start(top(port, &[]), (80, 24));
+        let terminal = Terminal::start(&top(port), (80, 24));
         terminal.until_shown(&["no data yet", "no picker responds"]).await;
         assert!(terminal.is_taken());
-        let program = children(terminal.id()).first().copied().expect("the program of the shell");
-        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {program}")]).status();
+        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", terminal.program())]).status();
         assert!(sent.is_ok_and(|status| status.success()), "{signal}");
         assert_restored(terminal).await;
     }
     // Ctrl-C is a key. Before it, a picker starts on the port.
     let sim = SimProcess::start(1, &[]).await;
-    let mut terminal = Terminal::start(top(port, &[]), (80, 24));
+    let mut terminal = Terminal::start(&top(port), (80, 24));
     terminal.until_shown(&["no picker responds"]).await;
     let arguments = ["--endpoint", &sim.servers[0].to_string(), "--metrics-port", &port.port().to_string()];
     let _picker = AttacheProcess::with_arguments(&arguments.map(str::to_owned)).await;
@@ -274,7 +267,7 @@ async fn token_of_a_file_opens_guarded_pages() {
 async fn picker_that_does_not_answer_is_reported() {
     let sim = SimProcess::start(1, &[]).await;
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
-    let mut terminal = Terminal::start(top(picker.metrics, &[]), (80, 24));
+    let mut terminal = Terminal::start(&top(picker.metrics), (80, 24));
     terminal.until_shown(&["Endpoints 1"]).await;
     picker.process.signal("STOP");
     terminal.until_shown(&["/endpoints was not complete within 5 s"]).await;

@@ -2,11 +2,13 @@
 
 use super::body::hex;
 use super::process::PATIENCE;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
+use axum::response::Response;
 use axum::routing::post;
+use http::{HeaderMap, HeaderValue};
+use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -18,7 +20,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tonic::codegen::Service;
-use tonic::{Request, Response, Status};
+
+const GRPC: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+/// Bytes before a gRPC message: whether it is compressed, and its length.
+const GRPC_PREFIX: usize = 5;
 
 /// A received span.
 #[derive(Clone, Debug)]
@@ -78,15 +83,12 @@ impl Received {
     }
 }
 
-#[tonic::async_trait]
-impl TraceService for Received {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.take(request.into_inner());
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
+/// The response to a gRPC call: an empty message, and success.
+fn accepted() -> Response {
+    let success = HeaderMap::from_iter([("grpc-status".parse().expect("a name"), HeaderValue::from_static("0"))]);
+    let empty = Full::new(Bytes::from_static(&[0; GRPC_PREFIX]));
+    let body = Body::new(empty.with_trailers(std::future::ready(Some(Ok(success)))));
+    Response::builder().header("content-type", "application/grpc").body(body).expect("a response")
 }
 
 /// The running receiver.
@@ -107,13 +109,16 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let received = Received::default();
-        let by_http = received.clone();
-        let take = move |body: Bytes| async move {
+        let (by_http, by_grpc) = (received.clone(), received.clone());
+        let take_http = move |body: Bytes| async move {
             by_http.take(ExportTraceServiceRequest::decode(body).expect("an OTLP request"));
             Vec::new()
         };
-        let grpc = tonic::service::Routes::new(TraceServiceServer::new(received.clone()));
-        let routes = grpc.into_axum_router().route("/v1/traces", post(take));
+        let take_grpc = move |body: Bytes| async move {
+            by_grpc.take(ExportTraceServiceRequest::decode(&body[GRPC_PREFIX..]).expect("an OTLP request"));
+            accepted()
+        };
+        let routes = axum::Router::new().route(GRPC, post(take_grpc)).route("/v1/traces", post(take_http));
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let routes = routes.clone();

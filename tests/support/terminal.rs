@@ -1,20 +1,20 @@
-//! A program in a terminal of its own: keys in, screen out.
+//! A program in a terminal of its own, made by `script` of util-linux: keys in, screen out.
 
 use super::process::PATIENCE;
-use pty_process::{Command, OwnedWritePty, Size};
 use std::num::NonZeroU16;
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Child;
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 /// A running program and what its terminal shows. Killed on drop.
 pub(crate) struct Terminal {
+    /// `script`, whose only child is the shell.
     child: Child,
-    keyboard: OwnedWritePty,
+    keyboard: ChildStdin,
     parser: Arc<Mutex<vt100::Parser>>,
     reader: JoinHandle<()>,
 }
@@ -33,18 +33,31 @@ fn cells(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).expect("a terminal has cells")
 }
 
+fn only_child(parent: u32) -> u32 {
+    let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    list.trim().parse().unwrap_or_else(|_| panic!("one child of {parent}, not {list:?}"))
+}
+
 impl Terminal {
-    /// Starts `command` in a terminal of this size.
-    pub(crate) fn start(command: Command, (columns, rows): (u16, u16)) -> Self {
-        let (pty, pts) = pty_process::open().expect("a pseudo-terminal");
-        pty.resize(Size::new(rows, columns)).expect("its size");
-        let child = command.kill_on_drop(true).spawn(pts).expect("starting the program");
-        let (mut output, keyboard) = pty.into_split();
+    /// Starts these commands of a shell in a terminal of this size.
+    pub(crate) fn start(commands: &str, (columns, rows): (u16, u16)) -> Self {
+        let commands = format!("stty columns {columns} rows {rows}; {commands}");
+        let mut child = Command::new("script")
+            .args(["--quiet", "--return", "--command", &commands, "/dev/null"])
+            .env("SHELL", "/bin/sh")
+            .env("TERM", "xterm-256color")
+            .env_remove("NO_COLOR")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("starting `script`");
+        let keyboard = child.stdin.take().expect("a pipe");
+        let mut output = child.stdout.take().expect("a pipe");
         let parser = Arc::new(Mutex::new(vt100::Parser::new(cells(rows), cells(columns), 0)));
         let written = parser.clone();
         let reader = tokio::spawn(async move {
             let mut bytes = [0; 4096];
-            // The end of the program is an error here.
             while let Ok(read @ 1..) = output.read(&mut bytes).await {
                 written.lock().unwrap_or_else(PoisonError::into_inner).process(&bytes[..read]);
             }
@@ -52,9 +65,14 @@ impl Terminal {
         Self { child, keyboard, parser, reader }
     }
 
-    /// The id of the program.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id().expect("it runs")
+    /// The shell in the terminal.
+    fn shell(&self) -> u32 {
+        only_child(self.child.id().expect("it runs"))
+    }
+
+    /// The id of the program that the shell runs.
+    pub(crate) fn program(&self) -> u32 {
+        only_child(self.shell())
     }
 
     /// Presses keys: characters, or the sequences that a terminal sends.
@@ -64,7 +82,10 @@ impl Terminal {
 
     pub(crate) fn resize(&mut self, columns: u16, rows: u16) {
         self.parser.lock().unwrap_or_else(PoisonError::into_inner).screen_mut().set_size(cells(rows), cells(columns));
-        self.keyboard.resize(Size::new(rows, columns)).expect("a new size");
+        let terminal = format!("/proc/{}/fd/0", self.shell());
+        let size = ["columns", &columns.to_string(), "rows", &rows.to_string()];
+        let resized = std::process::Command::new("stty").args(["-F", &terminal]).args(size).status();
+        assert!(resized.is_ok_and(|status| status.success()), "a new size of {terminal}");
     }
 
     /// The text of the screen.
