@@ -6,7 +6,7 @@
 //!
 //! It prints a Markdown table. Each server is a process, so that its CPU time is measured alone. Rounds alternate between
 //! the servers, and medians are compared. The command shows the defaults. Valgrind counts the
-//! row `instructions`, which is slow and not among the defaults.
+//! row `instructions`; it and `sizing` are slow and not among the defaults.
 
 #[path = "support/decide.rs"]
 mod decide;
@@ -20,6 +20,8 @@ mod load;
 mod measure;
 #[path = "support/replicas.rs"]
 mod replicas;
+#[path = "support/sizing.rs"]
+mod sizing;
 #[path = "support/split.rs"]
 mod split;
 #[allow(dead_code, reason = "shared with the end-to-end tests, which use all of it")]
@@ -156,6 +158,9 @@ async fn compare(options: &Options) -> Result<(), Error> {
         match row.as_str() {
             "direct" => direct(&mut bench, options).await?,
             "instructions" => bench.table.extend(instructions::rows(&bench.upstreams).await?),
+            "sizing" => {
+                bench.table.extend(sizing::rows(&bench.upstreams, options.time, options.rounds).await?);
+            }
             "decide" => decide(&mut bench, options).await?,
             "prefix" => prefix(&mut bench, options).await?,
             "chunk" => chunk(&mut bench, options).await?,
@@ -174,7 +179,7 @@ async fn compare(options: &Options) -> Result<(), Error> {
             "idle" => idle(&mut bench).await?,
             other => {
                 return Err(format!(
-                    "unknown row {other:?}: direct, instructions, decide, prefix, chunk, split, replicas, envoy, idle"
+                    "unknown row {other:?}: direct, instructions, sizing, decide, prefix, chunk, split, replicas, envoy, idle"
                 )
                 .into());
             }
@@ -208,19 +213,20 @@ async fn sample(server: (u32, SocketAddr), exchanges: &[Arc<Exchange>], time: Du
 
 /// The no-op server and the picker in turn.
 async fn alternate(bench: &Bench, exchange: Exchange, options: &Options) -> Result<[Sample; 2], Error> {
-    in_turn([bench.noop, bench.attache], &[Arc::new(exchange)], options).await
+    in_turn([bench.noop, bench.attache], &[Arc::new(exchange)], options.time, options.rounds).await
 }
 
 /// All servers in turn, `rounds` times: A B A B …; the medians of each.
 async fn in_turn<const N: usize>(
     servers: [(u32, SocketAddr); N],
     exchanges: &[Arc<Exchange>],
-    options: &Options,
+    time: Duration,
+    rounds: usize,
 ) -> Result<[Sample; N], Error> {
     let mut samples = [const { Vec::<Sample>::new() }; N];
-    for round in 0..=options.rounds {
+    for round in 0..=rounds {
         for (server, samples) in servers.into_iter().zip(&mut samples) {
-            let one = sample(server, exchanges, options.time).await?;
+            let one = sample(server, exchanges, time).await?;
             // The first round warms up.
             if round > 0 {
                 samples.push(one);
@@ -255,7 +261,7 @@ async fn direct(bench: &mut Bench, options: &Options) -> Result<(), Error> {
 /// One decision, as a part of what the no-op server needs for a request of 4 KiB.
 async fn decide(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     let exchange = Exchange::new(chat(4_096, false, 1), &[http_load::ANSWER.into()], "application/json");
-    let [noop] = in_turn([bench.noop], &[Arc::new(exchange)], options).await?;
+    let [noop] = in_turn([bench.noop], &[Arc::new(exchange)], options.time, options.rounds).await?;
     let scorers = [
         "prefix-cache-scorer",
         "queue-scorer",
@@ -326,7 +332,8 @@ async fn prefix(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     ] {
         let exchanges: Vec<_> = (1..=CONVERSATIONS).map(|seed| Arc::new(turn_of(size, message, seed))).collect();
         let [noop, plain, characters, tiktoken] =
-            in_turn([bench.noop, bench.attache, servers[0], servers[1]], &exchanges, options).await?;
+            in_turn([bench.noop, bench.attache, servers[0], servers[1]], &exchanges, options.time, options.rounds)
+                .await?;
         let rows = [
             ("no prefix", &plain, "–"),
             ("`characters`", &characters, targets[0]),

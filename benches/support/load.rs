@@ -39,8 +39,13 @@ static FRESH: AtomicU64 = AtomicU64::new(0);
 impl Exchange {
     /// A request with `body` that is answered with `response`, piece by piece.
     pub(crate) fn new(body: Bytes, response: &[Bytes], content_type: &str) -> Self {
+        Self::with_headers(&[], body, response, content_type)
+    }
+
+    /// The same, with further request headers.
+    pub(crate) fn with_headers(more: &[(&str, &str)], body: Bytes, response: &[Bytes], content_type: &str) -> Self {
         let length = body.len().to_string();
-        let headers = [
+        let mut headers = vec![
             (":authority", "inference.example.com"),
             (":path", "/v1/chat/completions"),
             (":method", "POST"),
@@ -52,6 +57,7 @@ impl Exchange {
             ("x-forwarded-proto", "http"),
             ("x-request-id", "5e2b7e6c-2f9c-4a1d-9a55-0c0b1f3d8f11"),
         ];
+        headers.extend(more);
         let mut request = BytesMut::new();
         let mode = BodySendMode::FullDuplexStreamed as i32;
         frame(
@@ -178,6 +184,36 @@ async fn play_until(
         times.record(u64::try_from(took.as_micros())?)?;
     }
     Ok(times)
+}
+
+/// Plays each of `exchanges` once, `streams` at once over `connections`.
+#[allow(dead_code, reason = "for the bench of sizes")]
+pub(crate) async fn run_once(
+    to: SocketAddr,
+    exchanges: Vec<Exchange>,
+    connections: usize,
+    streams: usize,
+) -> Result<(), Error> {
+    let mut clients = Vec::new();
+    for _ in 0..connections {
+        clients.push(connect(to).await?);
+    }
+    let left = Arc::new(std::sync::Mutex::new(exchanges));
+    let mut tasks = tokio::task::JoinSet::new();
+    for mut client in clients.into_iter().cycle().take(streams) {
+        let left = left.clone();
+        tasks.spawn(async move {
+            loop {
+                let next = left.lock().expect("no panic under this lock").pop();
+                let Some(exchange) = next else { return Ok::<(), Error>(()) };
+                play(&mut client, &exchange).await?;
+            }
+        });
+    }
+    while let Some(result) = tasks.join_next().await {
+        result??;
+    }
+    Ok(())
 }
 
 /// Plays `exchange` this number of times, one after the other.
