@@ -9,6 +9,7 @@
 use crate::engine::batch::RunningBatch;
 use crate::engine::handoff::{Pins, Transfers};
 use crate::engine::sequence::{SequenceContext, Sequences};
+use crate::engine::step::NoRoom;
 use crate::kv::{BlockHash, KvCache};
 use crate::latency::{LatencyModel, StepCosts, StepWork};
 use crate::stats::EngineStats;
@@ -123,6 +124,8 @@ pub struct Engine {
     looked: Timestamp,
     /// Nothing could, for want of blocks that transfers or leases hold: it is of no use to look again before one ends.
     blocked: bool,
+    /// The last job that found no room.
+    no_room: Option<NoRoom>,
     adapters: Adapters,
     /// The step that is under way, or was last.
     step_began: Timestamp,
@@ -152,6 +155,7 @@ impl Engine {
             pins: Pins::default(),
             looked: Timestamp(0),
             blocked: false,
+            no_room: None,
             adapters: Adapters::default(),
             step_began: Timestamp(0),
             step_ends: None,

@@ -123,10 +123,20 @@ struct CacheBlock {
     /// it is the only one.
     older: u32,
     newer: u32,
+    /// The last watch that the block was part of, see [`KvCache::watch`].
+    watch: u64,
 }
 
-const EMPTY: CacheBlock =
-    CacheBlock { refs: 0, findable: false, hash: BlockHash(0), previous: NIL, next: NIL, older: NIL, newer: NIL };
+const EMPTY: CacheBlock = CacheBlock {
+    refs: 0,
+    findable: false,
+    hash: BlockHash(0),
+    previous: NIL,
+    next: NIL,
+    older: NIL,
+    newer: NIL,
+    watch: 0,
+};
 
 /// The cache. Indexing inside is by ids that only this type gives out, all of them below `blocks.len()`.
 #[derive(Debug)]
@@ -139,6 +149,10 @@ pub struct KvCache {
     /// The oldest holder of each; the others follow in its ring.
     cached: BlockTable,
     evictions: u64,
+    /// Number of changes that may let a job in: releases, and evictions of watched blocks.
+    openings: u64,
+    /// Number of the present watch.
+    watch: u64,
     /// Changes since the last call of `take_events`; `None` when they are not recorded.
     record: Option<Vec<KvEvent>>,
 }
@@ -154,6 +168,8 @@ impl KvCache {
             free: 0,
             cached: BlockTable::new(total),
             evictions: 0,
+            openings: 0,
+            watch: 0,
             record: None,
         };
         for id in 0..total {
@@ -232,6 +248,28 @@ impl KvCache {
         self.evictions
     }
 
+    /// Watches the blocks of `table` in place of others. Returns the number of openings, see [`KvCache::openings`].
+    pub fn watch(&mut self, table: &[BlockId]) -> u64 {
+        self.watch += 1;
+        for id in table {
+            self.blocks[id.0 as usize].watch = self.watch;
+        }
+        self.openings
+    }
+
+    /// Number of releases and of evictions of watched blocks so far. Until the next one, the number of free blocks only
+    /// falls, and what was found with the watched blocks can be found with them.
+    #[must_use]
+    pub fn openings(&self) -> u64 {
+        self.openings
+    }
+
+    /// Whether a block can be found.
+    #[must_use]
+    pub fn holds(&self, hash: BlockHash) -> bool {
+        self.holder(hash).is_some()
+    }
+
     /// Appends the holders of the leading blocks of `chain` that are held: what [`KvCache::take`] can take.
     pub fn find(&self, chain: &[BlockHash], table: &mut Vec<BlockId>) {
         for (index, hash) in chain.iter().enumerate() {
@@ -307,6 +345,7 @@ impl KvCache {
     /// Gives a request's blocks back, the last one first: it is then also the first to be evicted, and the head, which
     /// others are more likely to share, the last. Leaves `table` empty.
     pub fn release(&mut self, table: &mut Vec<BlockId>) {
+        self.openings += 1;
         for BlockId(id) in table.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
             block.refs = block.refs.saturating_sub(1);
@@ -350,6 +389,7 @@ impl KvCache {
         }
         self.blocks[id as usize].findable = false;
         self.evictions += 1;
+        self.openings += u64::from(self.blocks[id as usize].watch == self.watch);
         if self.is_recording() {
             self.note(KvEvent::Removed { hash });
         }

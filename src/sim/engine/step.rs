@@ -2,10 +2,32 @@
 
 use super::batch::BatchSeat;
 use super::sequence::Sequence;
-use super::{Engine, EngineEvent, FinishReason, JobReport, KvBatch};
+use super::{Engine, EngineEvent, FinishReason, JobId, JobReport, KvBatch};
+use crate::kv::{BlockHash, KvCache};
 use crate::latency::StepWork;
 use crate::stats::EngineStats;
 use attache_types::clock::Timestamp;
+
+/// A job that found no room. It finds none either while the budget is not smaller, no blocks were released, the blocks
+/// that it found are cached, and the first block that it lacked is not. Another job that takes one of these blocks takes
+/// as many free blocks as this job then saves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoRoom {
+    job: JobId,
+    budget: u32,
+    openings: u64,
+    missing: Option<BlockHash>,
+}
+
+impl NoRoom {
+    /// Whether `job` would find no room either with `budget` tokens.
+    fn lasts(self, job: JobId, budget: u32, kv: &KvCache) -> bool {
+        self.job == job
+            && self.budget <= budget
+            && self.openings == kv.openings()
+            && self.missing.is_none_or(|hash| !kv.holds(hash))
+    }
+}
 
 impl Engine {
     /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then
@@ -208,11 +230,16 @@ impl Engine {
     fn place(&mut self, slot: u32, budget: u32) -> bool {
         let block_size = self.config.block_size.max(1);
         let sequence = &mut self.sequences[slot];
-        if self.config.prefix_caching {
-            // The last token is always computed: its output is what the answer starts from.
-            let reusable = (sequence.known_tokens().saturating_sub(1) / block_size) as usize;
-            self.kv.find(sequence.chain.get(..reusable).unwrap_or_default(), &mut sequence.table);
+        if self.no_room.is_some_and(|no_room| no_room.lasts(sequence.id, budget, &self.kv)) {
+            return false;
         }
+        // The last token is always computed: its output is what the answer starts from.
+        let reusable = match self.config.prefix_caching {
+            true => (sequence.known_tokens().saturating_sub(1) / block_size) as usize,
+            false => 0,
+        };
+        let reusable = sequence.chain.get(..reusable).unwrap_or_default();
+        self.kv.find(reusable, &mut sequence.table);
         let hits = sequence.table.len();
         let cached = u32::try_from(hits).unwrap_or(u32::MAX).saturating_mul(block_size);
         let tokens = match sequence.to_receive(cached) {
@@ -221,6 +248,8 @@ impl Engine {
         };
         let fresh = (cached + tokens).div_ceil(block_size) - cached / block_size;
         if !self.kv.take(&mut sequence.table, fresh) {
+            let (missing, openings) = (reusable.get(hits).copied(), self.kv.watch(&sequence.table));
+            self.no_room = Some(NoRoom { job: sequence.id, budget, openings, missing });
             sequence.table.clear();
             return false;
         }
