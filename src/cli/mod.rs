@@ -24,7 +24,6 @@ mod top;
 mod version;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use output::message;
 use std::process::ExitCode;
 
 /// Exit code for wrong usage of the command line.
@@ -104,7 +103,7 @@ pub fn main() -> ExitCode {
             Verb::Quickstart(args) => quickstart::run(args),
             #[cfg(feature = "simulator")]
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
-                message(format_args!("error: {error:#}"));
+                output::message(format_args!("error: {error:#}"));
                 ExitCode::from(EXIT_INTERNAL)
             }),
             Verb::Check(args) => check::check(*args),
