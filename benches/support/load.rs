@@ -187,7 +187,7 @@ async fn play_until(
 }
 
 /// Plays each of `exchanges` once, `streams` at once over `connections`.
-#[allow(dead_code, reason = "for the bench of sizes")]
+#[allow(dead_code, reason = "for the row `sizing`")]
 pub(crate) async fn run_once(
     to: SocketAddr,
     exchanges: Vec<Exchange>,

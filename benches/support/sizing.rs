@@ -4,7 +4,7 @@ use crate::load::{self, Exchange};
 use crate::measure::{cpu, resident_mib};
 use crate::support::Error;
 use crate::support::attache::AttacheProcess;
-use crate::{CONNECTIONS, MESSAGE_BYTES, STREAMS, conversation, http_load, in_turn, turn_of};
+use crate::{CONNECTIONS, CONVERSATIONS, MESSAGE_BYTES, STREAMS, conversation, http_load, in_turn, turn_of};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) async fn rows(endpoints: &[SocketAddr], time: Duration, rounds: usize
     for (name, bytes) in PROMPTS {
         let picker = start(endpoints).await;
         let server = (picker.process.id(), picker.grpc);
-        let exchanges: Vec<_> = (1..=4).map(|seed| Arc::new(turn_of(bytes, MESSAGE_BYTES, seed))).collect();
+        let exchanges: Vec<_> = (1..=CONVERSATIONS).map(|seed| Arc::new(turn_of(bytes, MESSAGE_BYTES, seed))).collect();
         let [known] = in_turn([server], &exchanges, time, rounds).await?;
         rows.push(row(format!("known conversation, {name}"), known.cpu_us));
         rows.push(row(format!("new prompt, {name}"), new_prompts(server, bytes).await?));

@@ -11,13 +11,10 @@
 
 use super::{AdminState, json};
 use crate::pools::PoolView;
-use crate::pools::work::{EndpointWork, Waiting};
+use crate::pools::work::PoolWork;
 use crate::rates::{Minute, Rates, Tally};
-use crate::warnings::{self, Warning};
-use arc_swap::ArcSwap;
 use attache_telemetry::metrics::{Metrics, PoolTotals};
 use attache_types::clock::{Clock, Timestamp};
-use attache_types::ids::EndpointId;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -183,22 +180,6 @@ fn short(value: Option<f32>) -> Value {
     }
 }
 
-/// What the servers of a pool did at one reading.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PoolWork {
-    /// Requests that wait in the queue of the pool.
-    pub(crate) queued: i64,
-    pub(crate) waiting: Waiting,
-    /// The endpoints whose KV events are read.
-    pub(crate) events: BTreeMap<EndpointId, EndpointWork>,
-    /// Prompt tokens of all responses.
-    pub(crate) prompt_tokens: u64,
-    /// Of prompts that were looked up: the tokens that the prefix index expected in caches.
-    pub(crate) expected_tokens: u64,
-    /// Of the same prompts: the tokens that servers reported as cached.
-    pub(crate) cached_tokens: u64,
-}
-
 #[derive(Debug)]
 struct PoolHistory {
     fine: Series,
@@ -230,29 +211,31 @@ struct Records {
 
 /// The history of all pools.
 #[derive(Debug, Default)]
-pub struct History {
-    records: Mutex<Records>,
-    warnings: ArcSwap<Vec<Warning>>,
-}
+pub struct History(Mutex<Records>);
 
 impl History {
-    /// Reads all pools every five seconds; never returns.
-    pub async fn follow(&self, views: impl Fn() -> Arc<Vec<PoolView>>, metrics: &Metrics, clock: Clock) {
+    /// Reads all pools every five seconds, and calls `read` after each reading; never returns.
+    pub async fn follow(
+        &self,
+        views: impl Fn() -> Arc<Vec<PoolView>>,
+        read: impl Fn(&[PoolView]),
+        metrics: &Metrics,
+        clock: Clock,
+    ) {
         let mut ticks = tokio::time::interval(STEP);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let (views, now) = (views(), clock.now());
-            self.read(&views, Tally::of(metrics, now));
-            let all = warnings::all(&views, metrics, self, clock);
-            self.warnings.store(Arc::new(all));
+            let views = views();
+            self.read(&views, Tally::of(metrics, clock.now()));
+            read(&views);
         }
     }
 
     /// Takes one reading of all pools. Pools that are not among `views` lose their history.
     pub(crate) fn read(&self, views: &[PoolView], tally: Tally) {
         let rejected = |pool: &str| tally.rejections_of(pool);
-        let mut records = self.records.lock();
+        let mut records = self.0.lock();
         records.readings += 1;
         let ends_coarse = records.readings.is_multiple_of(COARSE);
         records.pools.retain(|name, _| views.iter().any(|view| view.name == *name));
@@ -271,17 +254,17 @@ impl History {
 
     /// Calls `read` with the counts of the last minute.
     pub(crate) fn with_rates<T>(&self, read: impl FnOnce(&Rates) -> T) -> T {
-        read(&self.records.lock().rates)
+        read(&self.0.lock().rates)
     }
 
     /// The hit ratios of a pool; `None` if it had few requests lately or before.
     pub(crate) fn hit_ratios(&self, pool: &str) -> Option<HitRatios> {
-        self.records.lock().pools.get(pool)?.fine.hit_ratios()
+        self.0.lock().pools.get(pool)?.fine.hit_ratios()
     }
 
     /// The readings of the last half minute of a pool, the oldest first; none until the history is that long.
     pub(crate) fn work(&self, pool: &str) -> Vec<PoolWork> {
-        let records = self.records.lock();
+        let records = self.0.lock();
         let work = records.pools.get(pool).map(|history| &history.work).filter(|work| work.len() == RECENT);
         work.into_iter().flatten().cloned().collect()
     }
@@ -291,14 +274,9 @@ impl History {
         self.with_rates(|rates| rates.minute(&Tally::of(metrics, now)))
     }
 
-    /// The warnings at the last reading.
-    pub(crate) fn warnings(&self) -> Arc<Vec<Warning>> {
-        self.warnings.load_full()
-    }
-
     /// The samples after the sample number `after`, as JSON. All lists end with the sample number `sequence`.
     fn to_json(&self, coarse: bool, after: u64) -> Value {
-        let records = self.records.lock();
+        let records = self.0.lock();
         let (step, sequence) = if coarse { (STEP * 12, records.readings / COARSE) } else { (STEP, records.readings) };
         let count = usize::try_from(sequence.saturating_sub(after)).unwrap_or(usize::MAX);
         let series = |history: &PoolHistory| {

@@ -7,6 +7,7 @@ mod process;
 
 use crate::history::History;
 use crate::pools::PoolView;
+use arc_swap::ArcSwap;
 use attache_pool::health::Contact;
 use attache_pool::{EndpointState, Engine};
 use attache_telemetry::metrics::Metrics;
@@ -42,16 +43,27 @@ pub(crate) fn all(views: &[PoolView], metrics: &Metrics, history: &History, cloc
     of_gateway(&metrics.degraded_modes()).chain(of_process).chain(pools).collect()
 }
 
-/// The collector that adds the warnings of the last reading to the registry.
+/// The warnings at the last reading of the history.
+#[derive(Debug, Default)]
+pub struct LatestWarnings(ArcSwap<Vec<Warning>>);
+
+impl LatestWarnings {
+    /// Replaces them by those of this moment.
+    pub fn update(&self, views: &[PoolView], metrics: &Metrics, history: &History, clock: Clock) {
+        self.0.store(Arc::new(all(views, metrics, history, clock)));
+    }
+}
+
+/// The collector that adds the latest warnings to the registry.
 #[derive(Debug)]
-pub struct WarningCollector(pub Arc<History>);
+pub struct WarningCollector(pub Arc<LatestWarnings>);
 
 impl Collector for WarningCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let help =
             "1 for each warning of the picker, by pool and code; the label `pool` is empty if it concerns no pool";
         let mut gauges = encoder.encode_descriptor("warnings", help, None, MetricType::Gauge)?;
-        let warnings = self.0.warnings();
+        let warnings = self.0.0.load();
         let active: BTreeSet<_> = warnings.iter().map(|w| (w.pool.as_deref().unwrap_or_default(), w.code)).collect();
         for (pool, code) in active {
             ConstGauge::new(1i64).encode(gauges.encode_family(&[("pool", pool), ("code", code)])?)?;

@@ -6,8 +6,9 @@ use super::sync::Sync;
 use super::{App, recording};
 use crate::admin::guard::Guard;
 use crate::admin::history::History;
+use crate::admin::pools::PoolView;
 use crate::admin::status::ProcessParts;
-use crate::admin::warnings::WarningCollector;
+use crate::admin::warnings::{LatestWarnings, WarningCollector};
 use crate::admin::{AdminState, ExplainRequest, MetricsPage, Refusals};
 use crate::clock::Timestamp;
 use crate::error::{Reason, RequestError};
@@ -44,8 +45,8 @@ impl PageParts {
         let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
         let metrics = app.telemetry.metrics.clone();
         let (rejections, degraded) = (metrics.clone(), metrics.clone());
-        let history = record_history(app, &rendering);
-        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(WarningCollector(history.clone())));
+        let (history, warnings) = record_history(app, &rendering);
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(WarningCollector(warnings)));
         let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
         AdminState {
             history,
@@ -82,12 +83,15 @@ impl PageParts {
 }
 
 /// Records the history of the pools of `app` for as long as the runtime `rendering` runs.
-fn record_history(app: &App, rendering: &Handle) -> Arc<History> {
-    let history = Arc::<History>::default();
-    let (recorded, views, metrics, clock) =
-        (history.clone(), app.views.clone(), app.telemetry.metrics.clone(), app.clock);
-    rendering.spawn(async move { recorded.follow(|| views.load(), &metrics, clock).await });
-    history
+fn record_history(app: &App, rendering: &Handle) -> (Arc<History>, Arc<LatestWarnings>) {
+    let (history, warnings) = (Arc::<History>::default(), Arc::<LatestWarnings>::default());
+    let (recorded, latest) = (history.clone(), warnings.clone());
+    let (views, metrics, clock) = (app.views.clone(), app.telemetry.metrics.clone(), app.clock);
+    rendering.spawn(async move {
+        let update = |views: &[PoolView]| latest.update(views, &metrics, &recorded, clock);
+        recorded.follow(|| views.load(), update, &metrics, clock).await;
+    });
+    (history, warnings)
 }
 
 fn process_parts(app: &App) -> ProcessParts {

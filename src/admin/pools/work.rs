@@ -1,9 +1,10 @@
 //! What the model servers of a pool do at one time: requests that wait, by role, and prompts that are computed.
 
 use super::PoolView;
-use crate::history::PoolWork;
 use attache_pool::{Counter, Roles};
 use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests that wait on the servers of a role, as fresh scrapes report them.
@@ -56,6 +57,22 @@ pub(crate) struct EndpointWork {
     pub(crate) computed: f64,
     /// Messages with KV events.
     pub(crate) frames: u64,
+}
+
+/// What the servers of a pool did at one reading.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PoolWork {
+    /// Requests that wait in the queue of the pool.
+    pub(crate) queued: i64,
+    pub(crate) waiting: Waiting,
+    /// The endpoints whose KV events are read.
+    pub(crate) events: BTreeMap<EndpointId, EndpointWork>,
+    /// Prompt tokens of all responses.
+    pub(crate) prompt_tokens: u64,
+    /// Of prompts that were looked up: the tokens that the prefix index expected in caches.
+    pub(crate) expected_tokens: u64,
+    /// Of the same prompts: the tokens that servers reported as cached.
+    pub(crate) cached_tokens: u64,
 }
 
 impl PoolWork {

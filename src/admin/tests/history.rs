@@ -114,7 +114,7 @@ async fn pools_are_read_every_five_seconds() {
     let (state, _) = state();
     let (history_of, views, clock) = (state.history.clone(), state.pools.clone(), state.clock);
     let metrics = state.parts.metrics.clone();
-    let follow = tokio::spawn(async move { history_of.follow(|| Arc::new(views()), &metrics, clock).await });
+    let follow = tokio::spawn(async move { history_of.follow(|| Arc::new(views()), |_| (), &metrics, clock).await });
     tokio::time::sleep(Duration::from_secs(21)).await;
     assert_eq!(history(&state, "").await["sequence"], 5);
     follow.abort();

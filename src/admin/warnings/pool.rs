@@ -1,9 +1,9 @@
 //! Warnings about one pool. Those about load and caches look at the last half minute, so that a burst is none.
 
 use super::{MAX_CAUSES, PoolReach, Warning};
-use crate::history::{History, HitRatios, PoolWork};
+use crate::history::{History, HitRatios};
 use crate::pools::PoolView;
-use crate::pools::work::RoleWaiting;
+use crate::pools::work::{PoolWork, RoleWaiting};
 use crate::rates::Minute;
 use attache_pool::speed::slowdowns;
 use attache_pool::{EndpointState, PoolSnapshot};

@@ -61,7 +61,7 @@ mod tests {
         let of_two = minute(&[("acme", 30), ("initech", 300)]);
         let found = flood(&of_two, true).unwrap();
         assert!(found.message.contains("tenant initech has 91 %"), "{}", found.message);
-        assert_eq!(flood(&of_two, false), None, "nobody suffers");
+        assert_eq!(flood(&of_two, false), None, "no pool is overloaded");
         assert_eq!(flood(&minute(&[("acme", 150), ("initech", 300)]), true), None, "twice as many");
         assert_eq!(flood(&minute(&[("initech", 300)]), true), None, "the only tenant");
         assert_eq!(flood(&minute(&[("acme", 1), ("initech", 9)]), true), None, "a handful");
