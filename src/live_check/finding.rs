@@ -158,3 +158,11 @@ impl Report {
         })
     }
 }
+
+/// The severities of the findings that `judge` adds, in their order.
+#[cfg(test)]
+pub(crate) fn severities(judge: impl FnOnce(&mut Report)) -> Vec<Severity> {
+    let mut report = Report::default();
+    judge(&mut report);
+    report.findings().iter().map(|finding| finding.severity).collect()
+}

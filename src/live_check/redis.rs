@@ -143,7 +143,7 @@ mod tests {
     use crate::finding::Severity;
     use attache_quota::OnStoreFailure;
 
-    fn severities(info: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
+    fn faults(info: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
         let settings = RedisSettings {
             url: "redis://user:secret@host:6379/0".into(),
             timeout: Duration::from_millis(50),
@@ -159,15 +159,15 @@ mod tests {
 
     #[test]
     fn redis_that_drops_keys_or_takes_no_writes_is_reported() {
-        assert_eq!(severities(&[]), []);
+        assert_eq!(faults(&[]), []);
         let evicts = [("maxmemory", "1000000"), ("maxmemory_policy", "allkeys-lru"), ("used_memory", "10")];
-        assert_eq!(severities(&evicts), [("redis-eviction", Severity::Warning)]);
+        assert_eq!(faults(&evicts), [("redis-eviction", Severity::Warning)]);
         let unlimited = [("maxmemory", "0"), ("maxmemory_policy", "allkeys-lru"), ("used_memory", "10")];
-        assert_eq!(severities(&unlimited), []);
+        assert_eq!(faults(&unlimited), []);
         let full = [("maxmemory", "1000"), ("maxmemory_policy", "noeviction"), ("used_memory", "950")];
-        assert_eq!(severities(&full), [("redis-eviction", Severity::Error)]);
-        assert_eq!(severities(&[("role", "slave")]), [("redis-role", Severity::Error)]);
-        assert_eq!(severities(&[("redis_version", "5.0.14")]), [("redis-version", Severity::Warning)]);
+        assert_eq!(faults(&full), [("redis-eviction", Severity::Error)]);
+        assert_eq!(faults(&[("role", "slave")]), [("redis-role", Severity::Error)]);
+        assert_eq!(faults(&[("redis_version", "5.0.14")]), [("redis-version", Severity::Warning)]);
     }
 
     #[test]

@@ -66,15 +66,14 @@ mod tests {
     use super::super::config::EnvoyConfig;
     use super::super::source::Live;
     use super::*;
-    use crate::finding::Severity;
+    use crate::finding::{Severity, severities};
     use serde_json::{Map, json};
 
-    fn severities(certificates: Value) -> Vec<Severity> {
+    fn judged(certificates: Value) -> Vec<Severity> {
         let live = Live { info: Value::Null, clusters: Value::Null, statistics: Map::new(), certificates };
         let config = EnvoyConfig::from_bootstrap(&json!({}));
-        let mut report = Report::default();
-        check(&EnvoySource { name: "Envoy".into(), config, live: Some(live) }, &mut report);
-        report.findings().iter().map(|finding| finding.severity).collect()
+        let source = EnvoySource { name: "Envoy".into(), config, live: Some(live) };
+        severities(|report| check(&source, report))
     }
 
     fn ending(serial: &str, days: u64) -> Value {
@@ -85,9 +84,9 @@ mod tests {
     #[test]
     fn each_certificate_that_ends_soon_is_reported_once() {
         let page = |chain: &[Value]| json!({"certificates": [{"ca_cert": [ending("9", 900)], "cert_chain": chain}]});
-        assert_eq!(severities(page(&[ending("1", 0)])), [Severity::Error]);
-        assert_eq!(severities(page(&[ending("1", 13), ending("1", 13)])), [Severity::Warning]);
-        assert_eq!(severities(page(&[ending("1", 14)])), [Severity::Ok]);
-        assert_eq!(severities(json!({})), []);
+        assert_eq!(judged(page(&[ending("1", 0)])), [Severity::Error]);
+        assert_eq!(judged(page(&[ending("1", 13), ending("1", 13)])), [Severity::Warning]);
+        assert_eq!(judged(page(&[ending("1", 14)])), [Severity::Ok]);
+        assert_eq!(judged(json!({})), []);
     }
 }

@@ -197,13 +197,7 @@ fn discovery(subject: &str, metrics: &PickerMetrics, report: &mut Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Severity;
-
-    fn severities(judge: impl FnOnce(&mut Report)) -> Vec<Severity> {
-        let mut report = Report::default();
-        judge(&mut report);
-        report.findings().iter().map(|finding| finding.severity).collect()
-    }
+    use crate::finding::{Severity, severities};
 
     #[test]
     fn many_open_files_are_a_warning() {

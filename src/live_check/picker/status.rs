@@ -162,12 +162,7 @@ fn certificate(subject: &str, page: &CertificatePage, report: &mut Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn severities(judge: impl FnOnce(&mut Report)) -> Vec<Severity> {
-        let mut report = Report::default();
-        judge(&mut report);
-        report.findings().iter().map(|finding| finding.severity).collect()
-    }
+    use crate::finding::severities;
 
     #[test]
     fn every_rejection_without_a_remedy_is_a_mistake_of_the_client_or_load() {

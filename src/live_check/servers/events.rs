@@ -155,18 +155,12 @@ fn ports(subject: &str, rank: &RankEvents, source: &Value, report: &mut Report) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Severity;
+    use crate::finding::{Severity, severities};
     use attache_kv_events::probe::Heard;
     use serde_json::json;
 
     fn rank(heard: Result<Heard, String>) -> RankEvents {
         RankEvents { address: "127.0.0.1:5557".parse().unwrap(), heard, replay: None }
-    }
-
-    fn severities(judge: impl FnOnce(&mut Report)) -> Vec<Severity> {
-        let mut report = Report::default();
-        judge(&mut report);
-        report.findings().iter().map(|finding| finding.severity).collect()
     }
 
     #[test]
