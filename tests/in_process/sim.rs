@@ -560,8 +560,12 @@ async fn tokenize_and_count_tokens_agree_with_usage() {
     let tokens = client.post("/tokenize", json!({"prompt": "import os and sys"})).await.json();
     let text = client.post("/detokenize", json!({"tokens": tokens["tokens"]})).await.json();
     assert_eq!(text["prompt"], "import os and sys");
+    let rendered = client.post("/v1/completions/render", json!({"prompt": "import os and sys"})).await.json();
+    assert_eq!(rendered[0]["token_ids"], tokens["tokens"]);
     let body = chat("How long is this?", 1);
     let count = client.post("/v1/messages/count_tokens", body.clone()).await.json()["input_tokens"].clone();
+    let rendered = client.post("/v1/chat/completions/render", body.clone()).await.json();
+    assert_eq!(rendered["token_ids"].as_array().map(Vec::len), count.as_u64().map(|count| count as usize));
     assert_eq!(client.post("/tokenize", body.clone()).await.json()["count"], count);
     assert_eq!(client.post("/v1/chat/completions", body).await.json()["usage"]["prompt_tokens"], count);
 }

@@ -4,6 +4,7 @@ use super::body::{SimBody, json_response};
 use crate::config::Quirks;
 use crate::engine::Refused;
 use http::{Response, StatusCode};
+use http_body_util::LengthLimitError;
 use serde_json::json;
 
 /// What vLLM says when its queue is full.
@@ -33,6 +34,14 @@ impl ApiError {
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A body that is longer than `max_bytes`, or whose client disconnected.
+    pub(super) fn unreadable(error: &(dyn std::error::Error + Send + Sync + 'static), max_bytes: usize) -> Self {
+        if error.is::<LengthLimitError>() {
+            return Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {max_bytes} bytes"));
+        }
+        Self::bad_request(format!("the body can't be read: {error}"))
     }
 
     pub(super) fn param(mut self, param: &'static str) -> Self {

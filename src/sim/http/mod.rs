@@ -35,7 +35,7 @@ use bytes::Bytes;
 use error::ApiError;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use legs::{LegReply, Legs, Pd, Totals};
 use parking_lot::{Mutex, RwLock};
@@ -73,6 +73,7 @@ enum Route {
     Score,
     Abort,
     Tokenize,
+    Render,
     Detokenize,
     Models,
     LoadLora,
@@ -112,6 +113,8 @@ const ROUTES: &[(&str, &[Method], Route)] = &[
     ("/score", POST, Route::Score),
     ("/v1/score", POST, Route::Score),
     ("/tokenize", POST, Route::Tokenize),
+    ("/v1/chat/completions/render", POST, Route::Render),
+    ("/v1/completions/render", POST, Route::Render),
     ("/detokenize", POST, Route::Detokenize),
     ("/v1/models", GET, Route::Models),
     ("/v1/load_lora_adapter", POST, Route::LoadLora),
@@ -301,7 +304,7 @@ impl Server {
         }
         let body = match Limited::new(body, self.config.max_body_bytes).collect().await {
             Ok(collected) => collected.to_bytes(),
-            Err(error) => return fail(self.unreadable(error.as_ref())),
+            Err(error) => return fail(ApiError::unreadable(error.as_ref(), self.config.max_body_bytes)),
         };
         let digest = self.config.echo_body_sha256.then(|| hex(&Sha256::digest(&body)));
         let (rank, host) = match self.rank(route, &head.headers) {
@@ -322,14 +325,6 @@ impl Server {
         response
     }
 
-    fn unreadable(&self, error: &(dyn std::error::Error + Send + Sync + 'static)) -> ApiError {
-        if error.is::<LengthLimitError>() {
-            let limit = self.config.max_body_bytes;
-            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {limit} bytes"));
-        }
-        ApiError::bad_request(format!("the body can't be read: {error}"))
-    }
-
     async fn route(self: &Arc<Self>, route: Route, method: &Method, call: Call) -> Result<Response<SimBody>, ApiError> {
         if route.is_inference() {
             self.misbehave().await?;
@@ -348,6 +343,7 @@ impl Server {
             Route::Rerank => pooling::rerank(self, &call).await,
             Route::Score => pooling::score(self, &call).await,
             Route::Tokenize => service::tokenize(self, &call),
+            Route::Render => service::render(self, &call),
             Route::Detokenize => service::detokenize(&call),
             Route::Models => Ok(service::models(self)),
             Route::LoadLora => service::load_lora(self, &call),

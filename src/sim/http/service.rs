@@ -70,14 +70,25 @@ pub(super) fn models(server: &Server) -> Response<SimBody> {
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
+/// The tokens of a request that was not asked to be answered: those of a conversation, or of each prompt.
+fn tokens_of(server: &Server, request: &mut OpenAiRequest) -> Result<Vec<Vec<u32>>, ApiError> {
+    server.model(request.model.as_deref())?;
+    if request.is_chat() { Ok(vec![request.take_chat()?]) } else { request.take_prompts() }
+}
+
+/// vLLM's render API (`--enable-scale-out`): an object for a conversation, a list with an object for each prompt.
+pub(super) fn render(server: &Server, call: &Call) -> Result<Response<SimBody>, ApiError> {
+    let mut request: OpenAiRequest = call.json()?;
+    let is_chat = request.is_chat();
+    let tokens = tokens_of(server, &mut request)?;
+    let mut rendered = tokens.into_iter().map(|tokens| json!({"token_ids": tokens}));
+    let body = if is_chat { rendered.next().unwrap_or_default() } else { rendered.collect() };
+    Ok(json_response(StatusCode::OK, &body))
+}
+
 pub(super) fn tokenize(server: &Server, call: &Call) -> Result<Response<SimBody>, ApiError> {
     let mut request: OpenAiRequest = call.json()?;
-    server.model(request.model.as_deref())?;
-    let tokens = if request.is_chat() {
-        request.take_chat()?
-    } else {
-        request.take_prompts()?.into_iter().next().unwrap_or_default()
-    };
+    let tokens = tokens_of(server, &mut request)?.into_iter().next().unwrap_or_default();
     let texts: Option<Vec<String>> = request
         .return_token_strs
         .unwrap_or(false)
