@@ -115,10 +115,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
             explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
         }
         None => {
-            let picker = match RunningPicker::at(&args.admin) {
-                Ok(picker) => picker,
-                Err(error) => return fail(EXIT_USAGE, &error),
-            };
+            let picker = RunningPicker::at(&args.admin);
             match runtime.block_on(picker.explain(&args.path, args.pool.as_deref(), &args.headers, body)) {
                 Ok(explained) => explained,
                 Err(error) => return fail(EXIT_INTERNAL, &error),
@@ -157,11 +154,7 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
 
 /// Explains the past decision about `request`, which the running picker has kept or recorded.
 async fn explain_past(args: &ExplainArgs, request: &str) -> ExitCode {
-    let picker = match RunningPicker::at(&args.admin) {
-        Ok(picker) => picker,
-        Err(error) => return fail(EXIT_USAGE, &error),
-    };
-    match picker.explain_past(request).await {
+    match RunningPicker::at(&args.admin).explain_past(request).await {
         Ok(Ok(explanation)) => past::print(&explanation, args.json),
         Ok(Err(unknown)) => fail(EXIT_USAGE, &unknown),
         Err(error) => fail(EXIT_INTERNAL, &error),

@@ -3,6 +3,7 @@
 //! Exit codes (sysexits): 0 success, 2 an assertion of a replay does not hold, 64 wrong usage, 69 nothing to check
 //! answered, 70 internal error, 78 wrong configuration. Output for programs goes to standard output, messages for people to standard error.
 
+mod admin_url;
 mod check;
 mod completions;
 mod explain;

@@ -1,5 +1,6 @@
 //! Reads the admin port of a running picker: explanations and the pages that other verbs show.
 
+use super::admin_url::AdminUrl;
 use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
 use clap::Args;
@@ -19,7 +20,7 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 pub(super) struct AdminArgs {
     /// Admin port of the running picker
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
-    admin: String,
+    admin: AdminUrl,
     /// File with the bearer token that the picker needs with `--metrics-endpoint-auth`; it is read at each request
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -28,33 +29,22 @@ pub(super) struct AdminArgs {
 /// The admin port of a running picker.
 #[derive(Debug)]
 pub(super) struct RunningPicker {
-    /// Its URL without a slash at the end.
-    base: String,
+    url: AdminUrl,
     token_file: Option<PathBuf>,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
 impl RunningPicker {
-    /// The picker at `--admin`, `host:port` or `http://host:port`.
-    ///
-    /// # Errors
-    /// `--admin` has another form or scheme.
-    pub(super) fn at(args: &AdminArgs) -> anyhow::Result<Self> {
-        let admin = &args.admin;
-        let with_scheme = if admin.contains("://") { admin.clone() } else { format!("http://{admin}") };
-        let base = with_scheme.trim_end_matches('/').to_owned();
-        let uri = base.parse::<http::Uri>().ok();
-        let usable =
-            uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|h| !h.is_empty()));
-        ensure!(usable, "`--admin` is `{admin}`; allowed is `host:port` or `http://host:port`");
+    /// The picker at `--admin`.
+    pub(super) fn at(args: &AdminArgs) -> Self {
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Ok(Self { base, token_file: args.token_file.clone(), client })
+        Self { url: args.admin.clone(), token_file: args.token_file.clone(), client }
     }
 
     /// Its URL without a slash at the end.
     #[cfg(feature = "top")]
-    pub(super) fn url(&self) -> &str {
-        &self.base
+    pub(super) fn url(&self) -> String {
+        self.url.to_string()
     }
 
     /// The page at `path`, which may have a query.
@@ -63,7 +53,7 @@ impl RunningPicker {
     /// The picker can't be reached, or its status is not 200.
     #[cfg(feature = "top")]
     pub(super) async fn page(&self, path: &str) -> anyhow::Result<Bytes> {
-        let request = Request::get(format!("{}{path}", self.base)).body(Full::default())?;
+        let request = Request::get(format!("{}{path}", self.url)).body(Full::default())?;
         match self.ask(request).await? {
             (StatusCode::OK, page) => Ok(page),
             (status, text) => bail!(self.refused(status, String::from_utf8_lossy(&text).trim())),
@@ -84,7 +74,7 @@ impl RunningPicker {
         let pool = pool.map(|pool| format!("&pool={}", encoded(pool))).unwrap_or_default();
         let header = |(name, value): &(String, String)| format!("&header={}", encoded(&format!("{name}: {value}")));
         let headers: String = headers.iter().map(header).collect();
-        let url = format!("{}/explain?path={}{pool}{headers}", self.base, encoded(path));
+        let url = format!("{}/explain?path={}{pool}{headers}", self.url, encoded(path));
         let request = Request::post(url).header("content-type", "application/json").body(Full::new(body.into()))?;
         match self.ask(request).await? {
             (StatusCode::OK, explanation) => Ok(Ok(json(&explanation)?)),
@@ -104,7 +94,7 @@ impl RunningPicker {
     /// # Errors
     /// As [`RunningPicker::explain`].
     pub(super) async fn explain_past(&self, request: &str) -> anyhow::Result<anyhow::Result<Value>> {
-        let url = format!("{}/explain?request_id={}", self.base, encoded(request));
+        let url = format!("{}/explain?request_id={}", self.url, encoded(request));
         match self.ask(Request::get(url).body(Full::default())?).await? {
             (StatusCode::OK, explanation) => Ok(Ok(json(&explanation)?)),
             (StatusCode::NOT_FOUND, text) => Ok(Err(anyhow!("{}", String::from_utf8_lossy(&text).trim()))),
@@ -118,7 +108,7 @@ impl RunningPicker {
             (StatusCode::UNAUTHORIZED, Some(_)) => "; the token in `--token-file` is not valid",
             _ => "",
         };
-        format!("{} responds with {status}: {text}{hint}", self.base)
+        format!("{} responds with {status}: {text}{hint}", self.url)
     }
 
     /// Status and body of the response.
@@ -127,7 +117,7 @@ impl RunningPicker {
             request.headers_mut().insert(header::AUTHORIZATION, authorization(file)?);
         }
         let reply = self.client.request(request).await.with_context(|| {
-            format!("no picker responds at {}; set `--admin` to the admin port of a running picker", self.base)
+            format!("no picker responds at {}; set `--admin` to the admin port of a running picker", self.url)
         })?;
         let status = reply.status();
         let bytes = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;

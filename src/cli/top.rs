@@ -52,14 +52,8 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(args: &TopArgs) -> ExitCode {
-    let picker = match RunningPicker::at(&args.admin) {
-        Ok(picker) => Arc::new(picker),
-        Err(error) => {
-            message(format_args!("error: {error:#}"));
-            return ExitCode::from(EXIT_USAGE);
-        }
-    };
-    let url = picker.url().to_owned();
+    let picker = Arc::new(RunningPicker::at(&args.admin));
+    let url = picker.url();
     let pages: top::Pages = Arc::new(move |page| {
         let picker = picker.clone();
         let query = match &page {

@@ -22,7 +22,6 @@ mod servers;
 mod text;
 
 pub use finding::{Check, Finding, Report, Severity};
-pub use http::AdminUrl;
 pub use text::TextStyle;
 
 use attache_config::Settings;
@@ -33,14 +32,14 @@ use std::path::PathBuf;
 /// What to look at.
 #[derive(Debug, Default)]
 pub struct Targets {
-    /// Admin ports of Envoy.
-    pub envoy_admins: Vec<AdminUrl>,
+    /// URLs of Envoy's admin ports, without a slash at the end.
+    pub envoy_admins: Vec<String>,
     /// Whether the user named `envoy_admins`. A default that does not answer is no error.
     pub is_envoy_named: bool,
     /// Bootstrap files of Envoy.
     pub envoy_files: Vec<PathBuf>,
-    /// Admin port of Attaché.
-    pub picker: AdminUrl,
+    /// URL of Attaché's admin port, without a slash at the end.
+    pub picker: String,
     /// Whether the user named `picker`.
     pub is_picker_named: bool,
     /// The header `authorization` for the picker, if its pages need one.

@@ -426,7 +426,11 @@ fn explain_reports_why_it_fails() {
             70,
             "no picker responds at http://127.0.0.1:1; set `--admin`",
         ),
-        (&["--request", "r1", "--admin", "https://127.0.0.1:1"], 64, "`--admin` is `https://127.0.0.1:1`; allowed is"),
+        (
+            &["--request", "r1", "--admin", "https://127.0.0.1:1"],
+            64,
+            "invalid value 'https://127.0.0.1:1' for '--admin <URL>': allowed is `host:port` or `http://host:port`",
+        ),
         (&["--request", "r1", "request.json"], 64, "cannot be used with '[FILE]'"),
         (&["--request", "r1", "--config-file", "a.yaml"], 64, "'--config-file <FILE>'"),
         (&["--request", "r1", "--strategy", "random"], 64, "--from-record <FILE>"),

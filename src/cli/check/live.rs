@@ -1,10 +1,11 @@
 //! `attache check --live`: what is wrong in a running system.
 
 use super::{CheckOutput, FileCheck};
+use crate::cli::admin_url::AdminUrl;
 use crate::cli::output::{may_colour, message, print};
 use crate::cli::running::authorization;
 use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE, EXIT_USAGE};
-use crate::live_check::{self, AdminUrl, Report, Severity, Targets, TextStyle};
+use crate::live_check::{self, Report, Severity, Targets, TextStyle};
 use crate::plugins::registry;
 use clap::Args;
 use console::Term;
@@ -47,9 +48,11 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
         file.show();
     }
     let settings = file.as_mut().and_then(|file| file.reading.settings.take());
-    let default = |url: &str| url.parse::<AdminUrl>().unwrap_or_default();
     let is_envoy_named = !args.envoy_admins.is_empty() || !args.envoy_files.is_empty();
-    let envoy_admins = if is_envoy_named { args.envoy_admins } else { vec![default(ENVOY_ADMIN)] };
+    let envoy_admins = match is_envoy_named {
+        true => args.envoy_admins.iter().map(AdminUrl::to_string).collect(),
+        false => vec![ENVOY_ADMIN.to_owned()],
+    };
     let token = match args.token_file.as_deref().map(authorization).transpose() {
         Ok(token) => token,
         Err(error) => {
@@ -62,7 +65,7 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
         is_envoy_named,
         envoy_files: args.envoy_files,
         is_picker_named: args.admin.is_some(),
-        picker: args.admin.unwrap_or_else(|| default(PICKER_ADMIN)),
+        picker: args.admin.map_or_else(|| PICKER_ADMIN.to_owned(), |admin| admin.to_string()),
         token,
         settings,
         registry: registry(),

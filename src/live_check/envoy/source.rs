@@ -2,7 +2,7 @@
 
 use super::config::EnvoyConfig;
 use crate::finding::{Check, Finding};
-use crate::http::{AdminUrl, Http};
+use crate::http::Http;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -44,11 +44,7 @@ pub(super) struct Live {
 ///
 /// # Errors
 /// The finding that it does not answer.
-pub(super) async fn from_admin(
-    http: &Http,
-    admin: &AdminUrl,
-    is_named: bool,
-) -> Result<(EnvoySource, Finding), Finding> {
+pub(super) async fn from_admin(http: &Http, admin: &str, is_named: bool) -> Result<(EnvoySource, Finding), Finding> {
     let name = format!("Envoy {admin}");
     let pages = tokio::try_join!(
         http.json(admin, "/config_dump?include_eds"),
