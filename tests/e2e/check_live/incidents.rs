@@ -1,7 +1,7 @@
 //! Incidents of a running system that `attache check --live` names while they last. Those that take half a minute to be
 //! one have unit tests in `src/admin/warnings`.
 
-use super::Checked;
+use super::{Checked, PATIENT, patient_picker, until_scraped, until_warned};
 use crate::prefix;
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -40,7 +40,7 @@ async fn checked_with(picker: &Identity, envoy: &Identity, authority: &Authority
     let ca = own.ca().display().to_string();
     let arguments =
         ["--secure-serving=true", "--cert-path", &directory, "--client-ca-file", &ca, "--client-name", "envoy"];
-    let picker = AttacheProcess::start(&fleet.servers, &arguments).await;
+    let picker = patient_picker(&fleet.servers, &arguments).await;
     let bootstrap = with_mtls(&by_header("original-dst.yaml", &picker), of_envoy.path(), scratch.path());
     let envoy = EnvoyProcess::start(&bootstrap).await;
     let to = envoy.listener("inference");
@@ -53,6 +53,7 @@ async fn checked_with(picker: &Identity, envoy: &Identity, authority: &Authority
             (picker.metric("attache_tls_handshake_failures_total").await >= 10.0).then_some(())
         })
         .await;
+        until_warned(&picker, "", "tls_handshakes_fail").await;
     }
     check(&picker, &envoy)
 }
@@ -86,7 +87,7 @@ async fn filter_that_removes_the_destination_is_found_by_its_effect() {
                type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua, default_source_code: {inline_string: \
                \"function envoy_on_request(h) h:headers():remove('x-gateway-destination-endpoint') end\"}}\n";
     let fleet = SimProcess::start(1, &[]).await;
-    let picker = AttacheProcess::start(&fleet.servers, &[]).await;
+    let picker = patient_picker(&fleet.servers, &[]).await;
     let bootstrap = by_header("original-dst.yaml", &picker);
     assert_eq!(bootstrap.matches(ROUTER).count(), 1);
     let envoy = EnvoyProcess::start(&bootstrap.replace(ROUTER, &format!("{lua}{ROUTER}"))).await;
@@ -100,11 +101,12 @@ async fn full_queue_and_the_tenant_that_floods_it_are_found() {
     let fleet = SimProcess::start(1, &[]).await;
     let picker = AttacheProcess::configured(&format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{tenant: {{header: x-tenant}}, trustClientHeaders: true}}\n\
-         pools:\n- name: chat\n  endpoints: [\"{}\"]\n  flowControl: {{enabled: true, maxRequests: 2, detector: {{name: \
+         pools:\n- name: chat\n  {PATIENT}\n  endpoints: [\"{}\"]\n  flowControl: {{enabled: true, maxRequests: 2, detector: {{name: \
          concurrency-detector, parameters: {{maxConcurrency: 2}}}}}}\n",
         fleet.servers[0]
     ))
     .await;
+    until_scraped(&picker, 1).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     assert_eq!(complete(to, "acme", 1).await.status, 200);
@@ -124,6 +126,7 @@ async fn full_queue_and_the_tenant_that_floods_it_are_found() {
         });
     }
     assert!(flood.join_all().await.iter().sum::<u32>() > 0, "the queue was never full");
+    until_warned(&picker, "", "tenant_flood").await;
     let wanted = [("picker-queue", "flowControl.maxRequests"), ("picker-tenants", "limits.tenants")];
     let checked = check(&picker, &envoy);
     checked.assert_faults("a flood", "", &wanted);
@@ -134,12 +137,13 @@ async fn full_queue_and_the_tenant_that_floods_it_are_found() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_without_a_body_are_found_on_both_sides() {
     let fleet = SimProcess::start(1, &[]).await;
-    let picker = AttacheProcess::start(&fleet.servers, &[]).await;
+    let picker = patient_picker(&fleet.servers, &[]).await;
     let bootstrap = by_header("original-dst.yaml", &picker);
     let mode = "request_body_mode: FULL_DUPLEX_STREAMED";
     assert_eq!(bootstrap.matches(mode).count(), 1);
     let envoy = EnvoyProcess::start(&bootstrap.replace(mode, "request_body_mode: NONE")).await;
     assert_eq!(complete(envoy.listener("inference"), "a", 1).await.status, 200);
+    until_warned(&picker, "", "no_body").await;
     let wanted = ["envoy-request-body", "picker-degraded"].map(|id| (id, "FULL_DUPLEX_STREAMED"));
     check(&picker, &envoy).assert_faults("no bodies", "", &wanted);
 }

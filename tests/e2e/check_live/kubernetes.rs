@@ -1,11 +1,10 @@
 //! Planted mistakes of a cluster, with a real kube-apiserver.
 
-use super::Checked;
+use super::{Checked, closed};
 use crate::api::{pod, pool};
 use crate::real_kubernetes::cluster::Cluster;
 use crate::support::process::scratch;
 use serde_json::{Value, json};
-use std::net::TcpListener;
 use std::path::Path;
 
 const NAMESPACE: &str = "check-live";
@@ -15,16 +14,15 @@ fn check(directory: &Path, kubeconfig: &Path, kubernetes: &str) -> Checked {
     let file = directory.join("attache.yaml");
     let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, kubernetes: {kubernetes}}}]\n");
     std::fs::write(&file, text).expect("writing");
-    let closed = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").to_string();
-    Checked::with_kubeconfig(kubeconfig, &[file.to_str().expect("a path"), "--admin", &closed])
+    Checked::with_kubeconfig(kubeconfig, &[file.to_str().expect("a path"), "--admin", &closed().to_string()])
 }
 
-fn service(name: &str, app: &str) -> Value {
+pub(super) fn service(name: &str, app: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {"selector": {"app": app}, "ports": [{"port": 9002, "targetPort": 9002}]}})
 }
 
 /// An InferencePool of the pods of `app`, with the picker behind `service`.
-fn named(name: &str, app: &str, service: &str, port: u16, mode: &str) -> Value {
+pub(super) fn named(name: &str, app: &str, service: &str, port: u16, mode: &str) -> Value {
     let mut object = pool(name, app, &[8000]);
     object["spec"]["endpointPickerRef"] = json!({"name": service, "port": {"number": port}, "failureMode": mode});
     object

@@ -12,8 +12,53 @@ mod shipped;
 #[cfg(all(feature = "nats", feature = "redis"))]
 mod stores;
 
+use crate::support::attache::AttacheProcess;
+use crate::support::process::eventually;
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::process::Command;
+use tokio::net::TcpSocket;
+
+/// Keys of a pool whose metrics are not late, however busy the machine is. By default, a scrape fails after 500 ms, and
+/// metrics are stale after 2 s: both are findings.
+const PATIENT: &str = "scrape: {timeout: 30s, staleAfter: 60s}";
+
+/// Starts a picker with these flags and a pool of these servers, and waits for their metrics, which are then not late.
+async fn patient_picker(servers: &[SocketAddr], more: &[&str]) -> AttacheProcess {
+    let listed: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, {PATIENT}, endpoints: [{}]}}]\n",
+        listed.join(", ")
+    );
+    let arguments: Vec<String> =
+        [&["--config-text", text.as_str()][..], more].concat().iter().map(|&a| a.to_owned()).collect();
+    let picker = AttacheProcess::with_arguments(&arguments).await;
+    until_scraped(&picker, servers.len()).await;
+    picker
+}
+
+/// Waits until the picker warns of this. It looks at itself every five seconds.
+async fn until_warned(picker: &AttacheProcess, pool: &str, code: &str) {
+    picker.until_metric(&format!("attache_warnings{{pool=\"{pool}\",code=\"{code}\"}}"), 1.0).await;
+}
+
+/// Waits until the picker shows metrics of this many endpoints. An endpoint is ready slightly before that.
+async fn until_scraped(picker: &AttacheProcess, endpoints: usize) {
+    eventually("all servers to be scraped", async || {
+        let known = picker.endpoints().await;
+        (known.iter().filter(|endpoint| endpoint["metrics"].is_object()).count() == endpoints).then_some(())
+    })
+    .await;
+}
+
+/// An address at which nothing listens. Its port stays bound until the tests end, so that no other process gets it.
+fn closed() -> SocketAddr {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let address = socket.local_addr().expect("its address");
+    std::mem::forget(socket);
+    address
+}
 
 /// What `attache check --live` printed.
 pub(crate) struct Checked {

@@ -1,6 +1,6 @@
 //! Planted mistakes of the picker: its configuration, its endpoints, its certificate, its peers.
 
-use super::Checked;
+use super::{Checked, PATIENT, closed, until_scraped};
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
@@ -8,13 +8,9 @@ use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
-use serde_json::json;
-use std::net::{SocketAddr, TcpListener};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::path::Path;
-
-fn closed() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
 
 fn write(path: &Path, text: &str) -> String {
     std::fs::write(path, text).expect("writing");
@@ -35,21 +31,27 @@ async fn planted_mistakes_of_the_picker_are_found_with_their_fix() {
     let path = |name: &str| directory.path().join(name);
     let [a, b] = good.servers[..] else { panic!("two servers") };
     let limited = |bytes: u32| {
-        format!("{HEAD}limits: {{maxBodyBytes: {bytes}}}\npools: [{{name: good, endpoints: [\"{a}\", \"{b}\"]}}]\n")
+        format!(
+            "{HEAD}limits: {{maxBodyBytes: {bytes}}}\n\
+             pools: [{{name: good, {PATIENT}, endpoints: [\"{a}\", \"{b}\"]}}]\n"
+        )
     };
     let file = write(&path("attache.yaml"), &limited(100_000));
     let picker = AttacheProcess::with_file(Path::new(&file), &[]).await;
-    picker.until_metric("attache_pool_endpoints{pool=\"good\",state=\"ready\"}", 2.0).await;
-    let check = of_admin(&picker, &[&file]);
+    until_scraped(&picker, 2).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    // Without a name, the check reads any Envoy at port 9901 of this machine.
+    let envoy_admin = envoy.admin.to_string();
+    let of_both = |arguments: &[&str]| of_admin(&picker, &[arguments, &["--envoy-admin", &envoy_admin]].concat());
+    let check = of_both(&[&file]);
     check.assert_faults("nothing is wrong", "", &[]);
     assert_eq!(check.code, 0);
     // Without the file, the configuration in effect counts.
-    of_admin(&picker, &[]).assert_faults("nothing is wrong, without the file", "", &[]);
+    of_both(&[]).assert_faults("nothing is wrong, without the file", "", &[]);
 
     let other = write(&path("other.yaml"), &limited(200_000));
-    of_admin(&picker, &[&other]).assert_faults("another file", "", &[("picker-configuration", "flags")]);
+    of_both(&[&other]).assert_faults("another file", "", &[("picker-configuration", "flags")]);
 
-    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let body = json!({"model": "sim-8b", "prompt": "x".repeat(150_000)}).to_string();
     let reply =
         client::post(envoy.listener("inference"), "/v1/completions", Bytes::from(body)).await.expect("an answer");
@@ -68,19 +70,22 @@ async fn planted_mistakes_of_the_picker_are_found_with_their_fix() {
         &[("picker-reload", "attache check FILE")],
     );
 
+    let (down, odd) = (closed(), garbage.servers[0]);
     let broken = write(
         &path("broken.yaml"),
         &format!(
-            "{HEAD}pools:\n- {{name: good, match: {{models: [a]}}, endpoints: [\"{a}\", \"{}\"]}}\n\
-             - {{name: odd, match: {{models: [b]}}, endpoints: [\"{}\"]}}\n",
-            closed(),
-            garbage.servers[0]
+            "{HEAD}pools:\n- {{name: good, match: {{models: [a]}}, {PATIENT}, endpoints: [\"{a}\", \"{down}\"]}}\n\
+             - {{name: odd, match: {{models: [b]}}, {PATIENT}, endpoints: [\"{odd}\"]}}\n"
         ),
     );
     let picker = AttacheProcess::with_file(Path::new(&broken), &[]).await;
     eventually("the picker to have scraped all servers", async || {
         let endpoints = picker.endpoints().await;
-        endpoints.iter().filter(|endpoint| endpoint["scrape_error"].is_string()).count().eq(&2).then_some(())
+        let has_error = |address: SocketAddr| {
+            let own = endpoints.iter().find(|endpoint| endpoint["address"] == address.to_string().as_str());
+            own.is_some_and(|endpoint| endpoint["scrape_error"].is_string())
+        };
+        (has_error(down) && has_error(odd)).then_some(())
     })
     .await;
     of_admin(&picker, &[&broken]).assert_faults(
@@ -97,7 +102,7 @@ async fn picker_that_is_not_ready_or_not_there_is_found() {
     check.assert_faults("no server", "picker", &[("picker-ready", "missing condition")]);
     assert_eq!(check.code, 1);
     let check = Checked::run(&["--admin", &closed().to_string()]);
-    check.assert_faults("no picker", "", &[("picker-reachable", "--admin URL")]);
+    check.assert_faults("no picker", "picker", &[("picker-reachable", "--admin URL")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,15 +111,23 @@ async fn slow_server_is_found_by_its_learned_speed() {
     let slow = SimProcess::start(1, &["--speed", "2"]).await;
     let servers: Vec<SocketAddr> = good.servers.iter().chain(&slow.servers).copied().collect();
     let listed: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
-    let config = format!("{HEAD}pools: [{{name: a, strategy: round-robin, endpoints: [{}]}}]\n", listed.join(", "));
+    let config =
+        format!("{HEAD}pools: [{{name: a, strategy: round-robin, {PATIENT}, endpoints: [{}]}}]\n", listed.join(", "));
     let picker = AttacheProcess::configured(&config).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    for number in 0..160 {
+    let is_slow = |endpoint: &Value| endpoint["slowdown"]["slow"] == true;
+    // Times that a busy machine adds fade, since later responses count more.
+    for number in 0.. {
         let body = json!({"model": "sim-8b", "prompt": format!("{number} {}", "word ".repeat(400)), "max_tokens": 8,
                           "stream": true});
         let reply = client::post(to, "/v1/completions", Bytes::from(body.to_string())).await.expect("an answer");
         assert_eq!(reply.status, 200);
+        let found: Vec<Value> = picker.endpoints().await.into_iter().filter(is_slow).collect();
+        if found.len() == 1 && found[0]["address"] == slow.servers[0].to_string().as_str() {
+            break;
+        }
+        assert!(number < 2_000, "{found:#?}");
     }
     picker.assert_settled().await;
     let check = of_admin(&picker, &[]);

@@ -1,13 +1,13 @@
 //! Planted mistakes of model servers: one file with a pool for each, and one check of all.
 
-use super::{Checked, fake};
+use super::{Checked, closed, fake};
 use crate::support::client;
 use crate::support::process::scratch;
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 /// A time that is long past.
 const PAST: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
@@ -38,11 +38,6 @@ fn file_of(rows: &[Row]) -> String {
     text
 }
 
-/// An address at which nothing listens.
-fn closed() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
-
 /// Checks that the faults of each row are exactly the wanted ones.
 fn assert_rows(checked: &Checked, rows: &[Row]) {
     let faults = checked.faults("");
@@ -67,13 +62,13 @@ fn assert_rows(checked: &Checked, rows: &[Row]) {
 }
 
 /// The ports of a simulated server's KV events and replays.
-async fn event_ports(server: SocketAddr) -> (u16, u16) {
+pub(super) async fn event_ports(server: SocketAddr) -> (u16, u16) {
     let source = client::get(server, "/kv_event_sources").await.expect("its sources").json()["0"].clone();
     let port = |key: &str| source[key].as_str().and_then(|s| s.rsplit_once(':')?.1.parse().ok()).expect("a port");
     (port("endpoint"), port("replay_endpoint"))
 }
 
-fn with_events(server: SocketAddr, (events, replay): (u16, u16)) -> String {
+pub(super) fn with_events(server: SocketAddr, (events, replay): (u16, u16)) -> String {
     format!(
         "{{address: \"{server}\", labels: {{attache.dev/kv-events-port: \"{events}\", \
          attache.dev/kv-events-replay-port: \"{replay}\"}}}}"

@@ -1,16 +1,11 @@
 //! Planted mistakes of NATS and Redis, with real servers.
 
-use super::Checked;
+use super::{Checked, closed};
 use crate::support::attache::AttacheProcess;
 use crate::support::nats::NatsProcess;
 use crate::support::process::{eventually, scratch};
 use crate::support::redis::RedisProcess;
-use std::net::TcpListener;
 use std::path::Path;
-
-fn closed() -> String {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").to_string()
-}
 
 /// Checks a file with these keys, without a picker.
 fn check(directory: &Path, keys: &str) -> Checked {
@@ -20,7 +15,7 @@ fn check(directory: &Path, keys: &str) -> Checked {
         closed()
     );
     std::fs::write(&file, text).expect("writing");
-    Checked::run(&[file.to_str().expect("a path"), "--admin", &closed()])
+    Checked::run(&[file.to_str().expect("a path"), "--admin", &closed().to_string()])
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,7 +61,7 @@ async fn picker_without_nats_and_silent_picker_are_found() {
     let mut nats = NatsProcess::start().await;
     let url = nats.url();
     let start = async |name: &str| {
-        let endpoint = closed();
+        let endpoint = closed().to_string();
         let arguments = ["--endpoint", &endpoint, "--sync-nats-url", &url, "--sync-name", name];
         AttacheProcess::unready(&arguments.map(str::to_owned)).await
     };
@@ -102,7 +97,7 @@ async fn planted_mistakes_of_redis_are_found_with_their_fix() {
     redis.say("CONFIG SET maxmemory-policy allkeys-lru");
     at(&redis.url()).assert_faults("keys are dropped", "redis", &[("redis-eviction", "noeviction")]);
     redis.say("CONFIG SET maxmemory 0");
-    redis.say(&format!("REPLICAOF 127.0.0.1 {}", closed().rsplit_once(':').expect("a port").1));
+    redis.say(&format!("REPLICAOF 127.0.0.1 {}", closed().port()));
     at(&redis.url()).assert_faults("a replica", "redis", &[("redis-role", "primary")]);
     redis.say("REPLICAOF NO ONE");
     redis.say("CONFIG SET requirepass secret");
