@@ -1,7 +1,8 @@
 //! JSON of a pool's snapshot for `/endpoints`, and of known KV blocks.
 
 use crate::pools::{EndpointStanding, PoolView};
-use attache_pool::speed::{Slowdown, slowdowns};
+use crate::warnings::Judgement;
+use attache_pool::speed::Slowdown;
 use attache_pool::{EndpointMetrics, EndpointState, ledger};
 use attache_prefix::index::Tier;
 use attache_types::clock::Timestamp;
@@ -9,9 +10,9 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
+pub(super) fn pool(view: &PoolView, latest: &Judgement, now: Timestamp) -> Value {
     let snapshot = view.store.load_full();
-    let endpoints = snapshot.endpoints.iter().zip(slowdowns(&snapshot.endpoints));
+    let shown = |state: &EndpointState| endpoint(state, latest.slowdown(&view.name, state.endpoint.id), view, now);
     json!({
         "name": &*view.name,
         "strategy": view.strategy,
@@ -24,7 +25,7 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
             json!({"priority": priority, "requests": requests})
         }).collect::<Vec<_>>(),
         "unread_prompts": view.prefix.unread().kinds(),
-        "endpoints": endpoints.map(|(state, slowdown)| endpoint(state, slowdown, view, now)).collect::<Vec<_>>(),
+        "endpoints": snapshot.endpoints.iter().map(shown).collect::<Vec<_>>(),
     })
 }
 

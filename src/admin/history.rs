@@ -214,7 +214,8 @@ struct Records {
 pub struct History(Mutex<Records>);
 
 impl History {
-    /// Reads all pools every five seconds, and calls `read` after each reading; never returns.
+    /// Reads all pools every five seconds, and calls `read` after each reading but the first, at which servers have had no
+    /// time to respond; never returns.
     pub async fn follow(
         &self,
         views: impl Fn() -> Arc<Vec<PoolView>>,
@@ -224,6 +225,8 @@ impl History {
     ) {
         let mut ticks = tokio::time::interval(STEP);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        self.read(&views(), Tally::of(metrics, clock.now()));
         loop {
             ticks.tick().await;
             let views = views();

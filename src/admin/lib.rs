@@ -82,6 +82,7 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::server::Connected;
+use warnings::LatestWarnings;
 
 /// Produces the content of a page at each request.
 pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
@@ -122,6 +123,8 @@ pub struct AdminState {
     pub decisions: Arc<dyn Fn(usize) -> serde_json::Value + Send + Sync>,
     /// The history of pools.
     pub history: Arc<History>,
+    /// The warnings and slowdowns at its last reading.
+    pub warnings: Arc<LatestWarnings>,
     /// The parts of the process beside its pools.
     pub parts: ProcessParts,
     /// The settings in effect.
@@ -284,14 +287,14 @@ async fn ready(State(state): State<AdminState>) -> Response {
 async fn endpoints(State(state): State<AdminState>) -> Response {
     let now = state.clock.now();
     let (views, degraded) = ((state.pools)(), (state.degraded)());
-    let pools: Vec<_> = views.iter().map(|pool| endpoints::pool(pool, now)).collect();
-    let warnings = warnings::all(&views, &state.parts.metrics, &state.history, state.clock);
+    let latest = state.warnings.load();
+    let pools: Vec<_> = views.iter().map(|pool| endpoints::pool(pool, &latest, now)).collect();
     json(&serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
         "ready": state.readiness.is_ready(),
         "missing": state.readiness.missing(),
         "rejections": (state.rejections)().into_iter().collect::<BTreeMap<_, _>>(),
-        "warnings": warnings,
+        "warnings": latest.warnings,
         "degraded": degraded.into_iter().collect::<BTreeMap<_, _>>(),
         "pools": pools,
     }))

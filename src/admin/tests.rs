@@ -104,6 +104,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         pools: Arc::new(move || vec![view.clone()]),
         decisions: Arc::new(move |limit| decisions.to_json(0, clock.now(), limit)),
         history: Arc::default(),
+        warnings: Arc::default(),
         parts: parts(requests),
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
         policies: Arc::default(),

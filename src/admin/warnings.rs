@@ -9,14 +9,16 @@ use crate::history::History;
 use crate::pools::PoolView;
 use arc_swap::ArcSwap;
 use attache_pool::health::Contact;
+use attache_pool::speed::Slowdown;
 use attache_pool::{EndpointState, Engine};
 use attache_telemetry::metrics::Metrics;
 use attache_types::clock::Clock;
+use attache_types::ids::EndpointId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A condition that an operator should change.
@@ -32,25 +34,48 @@ pub struct Warning {
     pub help: &'static str,
 }
 
-/// All warnings of this moment: those about the process first, then those of each pool.
-pub(crate) fn all(views: &[PoolView], metrics: &Metrics, history: &History, clock: Clock) -> Vec<Warning> {
-    let now = clock.now();
-    let minute = history.minute(metrics, now);
-    let pools: Vec<Warning> =
-        views.iter().flat_map(|view| pool::all(view, history, &minute, clock.wall(now))).collect();
-    let is_overloaded = pools.iter().any(|warning| pool::OVERLOAD.contains(&warning.code));
-    let of_process = process::handshakes(&minute).into_iter().chain(process::flood(&minute, is_overloaded));
-    of_gateway(&metrics.degraded_modes()).chain(of_process).chain(pools).collect()
+/// What was found at a reading of the history.
+#[derive(Debug, Default)]
+pub(crate) struct Judgement {
+    /// All warnings: those about the process first, then those of each pool.
+    pub(crate) warnings: Vec<Warning>,
+    /// The slowdowns of endpoints that were compared, by pool.
+    slowdowns: BTreeMap<Arc<str>, BTreeMap<EndpointId, Slowdown>>,
 }
 
-/// The warnings at the last reading of the history.
+impl Judgement {
+    /// That of this moment.
+    pub(crate) fn of(views: &[PoolView], metrics: &Metrics, history: &History, clock: Clock) -> Self {
+        let now = clock.now();
+        let minute = history.minute(metrics, now);
+        let slowdowns: BTreeMap<_, _> =
+            views.iter().map(|view| (view.name.clone(), pool::compared(&view.store.load()))).collect();
+        let of_pool = |view: &PoolView| pool::all(view, slowdowns.get(&view.name), history, &minute, clock.wall(now));
+        let pools: Vec<Warning> = views.iter().flat_map(of_pool).collect();
+        let is_overloaded = pools.iter().any(|warning| pool::OVERLOAD.contains(&warning.code));
+        let of_process = process::handshakes(&minute).into_iter().chain(process::flood(&minute, is_overloaded));
+        let warnings = of_gateway(&metrics.degraded_modes()).chain(of_process).chain(pools).collect();
+        Self { warnings, slowdowns }
+    }
+
+    /// How much longer an endpoint takes than the others in its role; `None` if it was not compared.
+    pub(crate) fn slowdown(&self, pool: &str, endpoint: EndpointId) -> Option<Slowdown> {
+        self.slowdowns.get(pool)?.get(&endpoint).copied()
+    }
+}
+
+/// The warnings and slowdowns at the last reading of the history, at most five seconds ago.
 #[derive(Debug, Default)]
-pub struct LatestWarnings(ArcSwap<Vec<Warning>>);
+pub struct LatestWarnings(ArcSwap<Judgement>);
 
 impl LatestWarnings {
     /// Replaces them by those of this moment.
     pub fn update(&self, views: &[PoolView], metrics: &Metrics, history: &History, clock: Clock) {
-        self.0.store(Arc::new(all(views, metrics, history, clock)));
+        self.0.store(Arc::new(Judgement::of(views, metrics, history, clock)));
+    }
+
+    pub(crate) fn load(&self) -> Arc<Judgement> {
+        self.0.load_full()
     }
 }
 
@@ -63,7 +88,8 @@ impl Collector for WarningCollector {
         let help =
             "1 for each warning of the picker, by pool and code; the label `pool` is empty if it concerns no pool";
         let mut gauges = encoder.encode_descriptor("warnings", help, None, MetricType::Gauge)?;
-        let warnings = self.0.0.load();
+        let latest = self.0.load();
+        let warnings = &latest.warnings;
         let active: BTreeSet<_> = warnings.iter().map(|w| (w.pool.as_deref().unwrap_or_default(), w.code)).collect();
         for (pool, code) in active {
             ConstGauge::new(1i64).encode(gauges.encode_family(&[("pool", pool), ("code", code)])?)?;

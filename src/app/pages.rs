@@ -46,10 +46,11 @@ impl PageParts {
         let metrics = app.telemetry.metrics.clone();
         let (rejections, degraded) = (metrics.clone(), metrics.clone());
         let (history, warnings) = record_history(app, &rendering);
-        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(WarningCollector(warnings)));
+        registry.sub_registry_with_prefix(PREFIX).register_collector(Box::new(WarningCollector(warnings.clone())));
         let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
         AdminState {
             history,
+            warnings,
             parts: process_parts(app),
             pages: rendering,
             metrics: Arc::new(MetricsPage::new(registry)),

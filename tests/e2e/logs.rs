@@ -106,7 +106,7 @@ async fn pool_without_a_server_is_logged_once_and_again_when_it_serves() {
     let _server = Echo::on(TcpListener::bind(address).await.expect("the same port"));
     let again = until_logged(&picker, "pool can serve again").await;
     assert_eq!((&again["reached"], &again["endpoints"]), (&1.into(), &1.into()), "{again}");
-    assert!(warnings().await.is_empty());
+    eventually("no warning", async || warnings().await.is_empty().then_some(())).await;
     assert_eq!(with_message(&picker, "pool can't serve").len(), 1);
     assert_fits(&picker);
 }
@@ -121,9 +121,12 @@ async fn gateway_that_leaves_no_time_to_queue_is_named_at_the_first_request() {
         let reply = client::post(envoy.listener("inference"), CHAT, chat(300, false, 1)).await.expect("a response");
         assert_eq!(reply.status, 200);
     }
-    let page = client::get(picker.metrics, "/endpoints").await.expect("the page").json();
-    let warning = page["warnings"].as_array().expect("a list").first().expect("a warning").clone();
-    assert_eq!(warning["code"], "no_time_to_queue", "{page}");
+    let warning = eventually("a warning", async || {
+        let page = client::get(picker.metrics, "/endpoints").await.expect("the page").json();
+        page["warnings"].as_array().expect("a list").first().cloned()
+    })
+    .await;
+    assert_eq!(warning["code"], "no_time_to_queue");
     assert!(warning["help"].as_str().is_some_and(|help| help.contains("FULL_DUPLEX_STREAMED")), "{warning}");
     assert_eq!(with_message(&picker, "requests are not queued").len(), 1);
     assert_fits(&picker);

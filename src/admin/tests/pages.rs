@@ -96,8 +96,29 @@ async fn every_page_answers() {
 }
 
 #[tokio::test]
+async fn endpoints_page_has_the_warnings_of_the_last_reading() {
+    let (state, endpoints) = state();
+    let codes = async || {
+        let (status, text) = ask(&state, LOCAL, ("GET", "/endpoints"), &[], Body::empty()).await;
+        assert_eq!(status, 200);
+        let page: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let code = |warning: &serde_json::Value| warning["code"].as_str().unwrap().to_owned();
+        page["warnings"].as_array().unwrap().iter().map(code).collect::<Vec<_>>()
+    };
+    let read = || state.warnings.update(&(state.pools)(), &state.parts.metrics, &state.history, state.clock);
+    assert!(codes().await.is_empty(), "nothing was read yet");
+    read();
+    assert_eq!(codes().await, ["no_endpoint_reached"]);
+    endpoints[0].health.reached();
+    assert_eq!(codes().await, ["no_endpoint_reached"]);
+    read();
+    assert!(codes().await.is_empty());
+}
+
+#[tokio::test]
 async fn keys_are_snake_case() {
     let (state, _) = state();
+    state.warnings.update(&(state.pools)(), &state.parts.metrics, &state.history, state.clock);
     let address = start(state).await;
     let mut keys = keys(&get_json(address, "/endpoints").await);
     for page in ["/decisions", "/api/status", "/api/history"] {

@@ -37,6 +37,7 @@ async fn page_reads_only_existing_json_keys() {
     state.parts.metrics.rejection(Some("default"), attache_types::error::Reason::QueueFull);
     let now = state.clock.now();
     state.parts.metrics.by_name.model("m", now).routed();
+    state.warnings.update(&(state.pools)(), &state.parts.metrics, &state.history, clock);
     let address = start(state).await;
     let mut known = Vec::new();
     for page in ["/endpoints", "/decisions", "/api/status", "/api/history"] {

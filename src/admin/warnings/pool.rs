@@ -5,9 +5,11 @@ use crate::history::{History, HitRatios};
 use crate::pools::PoolView;
 use crate::pools::work::{PoolWork, RoleWaiting};
 use crate::rates::Minute;
-use attache_pool::speed::slowdowns;
+use attache_pool::speed::{Slowdown, slowdowns};
 use attache_pool::{EndpointState, PoolSnapshot};
 use attache_types::error::Reason;
+use attache_types::ids::EndpointId;
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The codes that say that a pool has more requests than it can serve.
@@ -42,14 +44,20 @@ const EXPECTED: f64 = 0.25;
 const MANY_TOKENS: f64 = 4_096.0;
 
 /// All warnings of the pool.
-pub(super) fn all(view: &PoolView, history: &History, minute: &Minute, wall: SystemTime) -> Vec<Warning> {
+pub(super) fn all(
+    view: &PoolView,
+    compared: Option<&BTreeMap<EndpointId, Slowdown>>,
+    history: &History,
+    minute: &Minute,
+    wall: SystemTime,
+) -> Vec<Warning> {
     let (snapshot, work) = (view.store.load_full(), history.work(&view.name));
     let of_pool = |(code, message, help)| Warning { code, pool: Some(view.name.clone()), message, help };
     let found = [
         rejections(minute, &view.name),
         queue(&work),
         behind(&work),
-        slow(&snapshot),
+        compared.and_then(|compared| slow(&snapshot, compared)),
         history.hit_ratios(&view.name).and_then(|ratios| cold(ratios, &snapshot, wall)),
         unexpected(&work),
         silent(&work, &snapshot),
@@ -121,14 +129,18 @@ fn listed(items: &[String]) -> String {
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
-fn slow(snapshot: &PoolSnapshot) -> Found {
+/// The slowdowns of the endpoints that have others to be compared with.
+pub(super) fn compared(snapshot: &PoolSnapshot) -> BTreeMap<EndpointId, Slowdown> {
     let compared = snapshot.endpoints.iter().zip(slowdowns(&snapshot.endpoints));
-    let slow: Vec<String> = compared
-        .filter_map(|(state, slowdown)| {
-            let slowdown = slowdown.filter(|slowdown| slowdown.is_slow())?;
-            Some(format!("{} {:.1} times", state.endpoint.spec.name, slowdown.worst()))
-        })
-        .collect();
+    compared.filter_map(|(state, slowdown)| Some((state.endpoint.id, slowdown?))).collect()
+}
+
+fn slow(snapshot: &PoolSnapshot, compared: &BTreeMap<EndpointId, Slowdown>) -> Found {
+    let is_slow = |state: &EndpointState| {
+        let slowdown = compared.get(&state.endpoint.id).filter(|slowdown| slowdown.is_slow())?;
+        Some(format!("{} {:.1} times", state.endpoint.spec.name, slowdown.worst()))
+    };
+    let slow: Vec<String> = snapshot.endpoints.iter().filter_map(is_slow).collect();
     let message = format!("servers take longer than the others of their role: {}", listed(&slow));
     let help = "compare GPU, clock rate, tensor parallelism and flags of these servers with the others; put other hardware \
                 into a pool of its own";
