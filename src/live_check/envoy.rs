@@ -12,6 +12,7 @@ mod listener;
 mod model_cluster;
 mod names;
 mod picker_cluster;
+mod picker_tls;
 mod probe;
 mod process;
 mod routes;
@@ -38,6 +39,7 @@ pub(crate) const CHECKS: &[&[&Check]] = &[
     routes::CHECKS,
     model_cluster::CHECKS,
     picker_cluster::CHECKS,
+    picker_tls::CHECKS,
     statistics::CHECKS,
 ];
 

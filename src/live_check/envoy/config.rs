@@ -14,6 +14,8 @@ pub(super) struct EnvoyConfig {
     clusters: BTreeMap<String, Value>,
     /// Route configurations that listeners name.
     routes: BTreeMap<String, Value>,
+    /// The messages `Secret` in view, by name. Envoy leaves out private keys.
+    secrets: BTreeMap<String, Value>,
     /// Updates that Envoy refused: what, and the error.
     pub(super) rejected: Vec<(String, String)>,
 }
@@ -28,6 +30,7 @@ impl EnvoyConfig {
                 "ListenersConfigDump" => config.add_listeners(part),
                 "ClustersConfigDump" => config.add_clusters(part),
                 "RoutesConfigDump" => config.add_routes(part),
+                "SecretsConfigDump" => config.add_secrets(part),
                 _ => {}
             }
         }
@@ -37,11 +40,12 @@ impl EnvoyConfig {
     /// Reads a bootstrap file.
     pub(super) fn from_bootstrap(bootstrap: &Value) -> Self {
         let resources = at(bootstrap, "static_resources");
-        let clusters = list(resources, "clusters").iter().map(|c| (text(c, "name").to_owned(), c.clone()));
+        let named = |field| list(resources, field).iter().map(|entry| (text(entry, "name").to_owned(), entry.clone()));
         Self {
             bootstrap: bootstrap.clone(),
             listeners: list(resources, "listeners").to_vec(),
-            clusters: clusters.collect(),
+            clusters: named("clusters").collect(),
+            secrets: named("secrets").collect(),
             ..Self::default()
         }
     }
@@ -76,6 +80,13 @@ impl EnvoyConfig {
         }
     }
 
+    fn add_secrets(&mut self, part: &Value) {
+        for state in ["static_secrets", "dynamic_active_secrets"] {
+            let entries = list(part, state).iter();
+            self.secrets.extend(entries.map(|entry| (text(entry, "name").to_owned(), at(entry, "secret").clone())));
+        }
+    }
+
     fn note_rejection(&mut self, kind: &str, name: &str, entry: &Value) {
         if has(entry, "error_state.details") {
             self.rejected.push((format!("{kind} {name}"), text(entry, "error_state.details").to_owned()));
@@ -85,6 +96,11 @@ impl EnvoyConfig {
     /// The cluster with this name.
     pub(super) fn cluster(&self, name: &str) -> Option<&Value> {
         self.clusters.get(name)
+    }
+
+    /// The secret with this name.
+    pub(super) fn secret(&self, name: &str) -> Option<&Value> {
+        self.secrets.get(name)
     }
 
     /// All HTTP connection managers, listener by listener.

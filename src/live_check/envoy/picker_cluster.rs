@@ -1,16 +1,15 @@
-//! Clusters of the picker: HTTP/2, TLS, health checks, limits of frames.
+//! Clusters of the picker: HTTP/2, health checks, limits of frames. `picker_tls.rs` checks their TLS.
 
-use super::field::{at, duration, has, list, message_name, number, text};
+use super::field::{at, duration, has, list, number, text};
 use super::model_cluster::{check_breakers, check_buffer, http_options};
-use super::probe::{self, Spoken};
+use super::picker_tls;
 use super::process::hosts;
 use super::traffic::Traffic;
-use crate::finding::{Check, Finding, Report};
+use crate::finding::{Check, Report};
 use serde_json::Value;
 use std::time::Duration;
 
-pub(super) const CHECKS: &[&Check] =
-    &[&HTTP2, &FRAMES, &WINDOWS, &TLS, &IDENTITY, &HEALTH_CHECKS, &HEALTH_SERVICE, &HEALTHY];
+pub(super) const CHECKS: &[&Check] = &[&HTTP2, &FRAMES, &WINDOWS, &HEALTH_CHECKS, &HEALTH_SERVICE, &HEALTHY];
 
 static HTTP2: Check = Check {
     id: "envoy-picker-http2",
@@ -28,18 +27,6 @@ static WINDOWS: Check = Check {
     id: "envoy-picker-windows",
     about: "HTTP/2 windows to the picker are Envoy's defaults",
     why: "Windows of 64 KiB halve the throughput of long prompts.",
-};
-
-static TLS: Check = Check {
-    id: "envoy-picker-tls",
-    about: "Envoy and the picker both use TLS, or both don't",
-    why: "If only one of both uses TLS, each request fails with 500.",
-};
-
-static IDENTITY: Check = Check {
-    id: "envoy-picker-identity",
-    about: "Envoy verifies the certificate of the picker",
-    why: "A pod that takes over the picker's address reads all prompts, and chooses the servers.",
 };
 
 static HEALTH_CHECKS: Check = Check {
@@ -80,11 +67,7 @@ pub(super) async fn check(traffic: &Traffic<'_>, out: &mut Report) {
         check_http2(&subject, cluster, out);
         out.push(check_breakers(&subject, cluster));
         out.push(check_buffer(&subject, cluster));
-        let tls = TlsContext::of(cluster);
-        check_tls(&subject, tls, &addresses(traffic, name, cluster), out).await;
-        if let Some(tls) = tls {
-            out.push(check_identity(&subject, tls));
-        }
+        picker_tls::check(traffic.source, &subject, cluster, &addresses(traffic, name, cluster), out).await;
         check_health_checks(&subject, cluster, out);
         check_healthy(traffic, &subject, name, cluster, out);
     }
@@ -125,33 +108,6 @@ fn check_http2(subject: &str, cluster: &Value, out: &mut Report) {
     }
 }
 
-/// The message `UpstreamTlsContext` of a cluster.
-#[derive(Clone, Copy)]
-struct TlsContext<'a>(&'a Value);
-
-impl<'a> TlsContext<'a> {
-    /// That of the socket for traffic; other matches are for health checks.
-    fn of(cluster: &'a Value) -> Option<Self> {
-        let matches = list(cluster, "transport_socket_matches").iter().map(|entry| at(entry, "transport_socket"));
-        let mut sockets = matches.chain([at(cluster, "transport_socket")]).map(|socket| at(socket, "typed_config"));
-        sockets.find(|config| message_name(config) == "UpstreamTlsContext").map(Self)
-    }
-
-    fn verifies(self) -> bool {
-        const SOURCES: [&str; 4] = [
-            "validation_context",
-            "validation_context_sds_secret_config",
-            "combined_validation_context",
-            "validation_context_certificate_provider_instance",
-        ];
-        let common = at(self.0, "common_tls_context");
-        let direct = at(common, "validation_context");
-        let trusts = ["trusted_ca", "verify_certificate_hash", "verify_certificate_spki", "system_root_certs"];
-        let is_empty = !direct.is_null() && !trusts.iter().any(|field| has(direct, field));
-        SOURCES.iter().any(|source| has(common, source)) && !is_empty
-    }
-}
-
 /// The addresses of the picker: resolved ones of a running Envoy, else those of the file.
 fn addresses(traffic: &Traffic<'_>, name: &str, cluster: &Value) -> Vec<String> {
     let known = hosts(traffic.source, name).iter().map(|host| at(host, "address"));
@@ -168,37 +124,6 @@ fn addresses(traffic: &Traffic<'_>, name: &str, cluster: &Value) -> Vec<String> 
         all = listed.filter_map(address).collect();
     }
     all
-}
-
-async fn check_tls(subject: &str, tls: Option<TlsContext<'_>>, addresses: &[String], out: &mut Report) {
-    for address in addresses {
-        let spoken = probe::speaks(address).await;
-        let plain_fix = "give the cluster a `transport_socket` with an `UpstreamTlsContext`, or start Attaché with `--secure-serving=false`";
-        let tls_fix = "remove `transport_socket` from the cluster, or start Attaché with `--secure-serving=true`";
-        out.push(match (spoken, tls.is_some()) {
-            (Spoken::Tls, true) => TLS.ok(subject, format!("TLS to {address}, as the picker expects")),
-            (Spoken::Http2, false) => TLS.ok(subject, format!("no TLS to {address}, as the picker expects")),
-            (Spoken::Tls, false) => {
-                TLS.error(subject, format!("the picker at {address} expects TLS, and Envoy uses none"), plain_fix)
-            }
-            (Spoken::Http2, true) => {
-                TLS.error(subject, format!("Envoy uses TLS, and the picker at {address} expects none"), tls_fix)
-            }
-            (Spoken::Nothing(error), _) => TLS.unknown(
-                subject,
-                format!("{address} can't be reached from here: {error}"),
-                "run the check where the picker's port can be reached",
-            ),
-        });
-    }
-}
-
-fn check_identity(subject: &str, tls: TlsContext<'_>) -> Finding {
-    if tls.verifies() {
-        return IDENTITY.ok(subject, "Envoy verifies the picker's certificate");
-    }
-    let fix = "set `validation_context_sds_secret_config` in `common_tls_context`, as the lines `#mtls` of `envoy/original-dst.yaml` do";
-    IDENTITY.warning(subject, "Envoy accepts any certificate from the picker", fix)
 }
 
 fn check_health_checks(subject: &str, cluster: &Value, out: &mut Report) {

@@ -1,13 +1,13 @@
 //! Envoy: each row plants a mistake in a shipped bootstrap, and a real Envoy runs it.
 
 mod rows;
+mod tls;
 
-use super::Checked;
+use super::{Checked, closed};
 use crate::shipped::{by_header, by_list, list_pool};
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
-use crate::support::envoy::{EnvoyProcess, shipped, with_mtls};
-use crate::support::pki::{Authority, Secret};
+use crate::support::envoy::{EnvoyProcess, shipped};
 use crate::support::process::scratch;
 use crate::support::sim::SimProcess;
 use rows::{ROWS, Row};
@@ -52,21 +52,6 @@ async fn check_live_finds_nothing_in_shipped_bootstraps() {
         let checked = Checked::run(&["--envoy-config", path.to_str().expect("UTF-8")]);
         checked.assert_faults(&format!("{file} as a file"), "envoy-", &[]);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn check_live_finds_nothing_in_a_bootstrap_with_mtls() {
-    let (authority, scratch) = (Authority::new("a"), scratch("mtls"));
-    let secret = Secret::new(scratch.path().join("tls"), &authority.identity("envoy"), &[&authority]);
-    let fleet = SimProcess::start(1, &[]).await;
-    let directory = secret.path().display().to_string();
-    let ca = secret.ca().display().to_string();
-    let arguments =
-        ["--secure-serving=true", "--cert-path", &directory, "--client-ca-file", &ca, "--client-name", "envoy"];
-    let picker = AttacheProcess::start(&fleet.servers, &arguments).await;
-    let bootstrap = with_mtls(&by_header("original-dst.yaml", &picker), secret.path(), scratch.path());
-    let envoy = EnvoyProcess::start(&bootstrap).await;
-    check(envoy.admin, &picker).assert_faults("mTLS", "envoy-", &[]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,9 +119,7 @@ fn check_live_finds_mistakes_in_the_admin_port_of_a_file() {
 
 #[test]
 fn check_live_without_any_target_exits_69() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let closed = listener.local_addr().expect("its address").to_string();
-    drop(listener);
+    let closed = closed().to_string();
     let checked = Checked::run(&["--envoy-admin", &closed, "--admin", &closed]);
     assert_eq!(checked.code, 69);
     checked.assert_faults("nothing runs", "envoy-", &[("envoy-reachable", "--envoy-admin")]);

@@ -10,7 +10,7 @@ pub(super) struct Row {
 }
 
 /// A change of a text that must be in the bootstrap.
-enum Change {
+pub(super) enum Change {
     /// Replaces every occurrence.
     Set(&'static str, &'static str),
     /// Removes from the first text up to the second one.
@@ -22,18 +22,23 @@ use Change::{Cut, Set};
 impl Row {
     /// The bootstrap with the mistake.
     pub(super) fn plant(&self, bootstrap: &str) -> String {
-        self.changes.iter().fold(bootstrap.to_owned(), |text, change| match change {
-            Set(from, to) => {
-                assert!(text.contains(from), "{}: no {from:?}", self.name);
-                text.replace(from, to)
-            }
-            Cut(from, until) => {
-                let (before, rest) = text.split_once(from).unwrap_or_else(|| panic!("{}: no {from:?}", self.name));
-                let (_, after) = rest.split_once(until).unwrap_or_else(|| panic!("{}: no {until:?}", self.name));
-                format!("{before}{until}{after}")
-            }
-        })
+        plant(self.name, self.changes, bootstrap)
     }
+}
+
+/// The text of the row `name` with these changes.
+pub(super) fn plant(name: &str, changes: &[Change], text: &str) -> String {
+    changes.iter().fold(text.to_owned(), |text, change| match change {
+        Set(from, to) => {
+            assert!(text.contains(from), "{name}: no {from:?}");
+            text.replace(from, to)
+        }
+        Cut(from, until) => {
+            let (before, rest) = text.split_once(from).unwrap_or_else(|| panic!("{name}: no {from:?}"));
+            let (_, after) = rest.split_once(until).unwrap_or_else(|| panic!("{name}: no {until:?}"));
+            format!("{before}{until}{after}")
+        }
+    })
 }
 
 const HEADER: &str = "original-dst.yaml";
@@ -452,6 +457,7 @@ pub(super) const ROWS: &[Row] = &[
         faults: &[
             ("envoy-picker-health-checks", "interval: 1s"),
             ("envoy-picker-identity", "validation_context"),
+            ("envoy-picker-sni", "sni: NAME"),
             ("envoy-picker-tls", "--secure-serving=true"),
         ],
     },
