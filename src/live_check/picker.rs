@@ -78,9 +78,14 @@ pub(crate) fn endpoint_subject(address: &str, pool: &str) -> String {
     format!("model server {address}, pool {pool}")
 }
 
+/// How findings name the picker.
+fn subject_of(targets: &Targets) -> String {
+    format!("picker {}", targets.picker)
+}
+
 /// Checks the picker.
 pub(crate) async fn check(http: &Http, targets: &Targets) -> (Report, PickerView) {
-    let subject = format!("picker {}", targets.picker);
+    let subject = subject_of(targets);
     let mut report = Report::default();
     let get = |path: &str| {
         let url = format!("{}{path}", targets.picker);
@@ -99,16 +104,16 @@ pub(crate) async fn check(http: &Http, targets: &Targets) -> (Report, PickerView
     report.push(readiness(&subject, &ready));
     let (endpoints, dump, metrics, peers, status) =
         tokio::join!(get("/endpoints"), get("/config_dump"), get("/metrics"), get("/api/peers"), get("/api/status"));
-    let endpoints: Option<EndpointsPage> = page(&subject, "/endpoints", endpoints, &mut report);
-    let dump: Option<Value> = page(&subject, "/config_dump", dump, &mut report);
-    let peers: Option<PeersPage> = page(&subject, "/api/peers", peers, &mut report);
-    let status: Option<StatusPage> = page(&subject, "/api/status", status, &mut report);
+    let endpoints: Option<EndpointsPage> = page(targets, "/endpoints", endpoints, &mut report);
+    let dump: Option<Value> = page(targets, "/config_dump", dump, &mut report);
+    let peers: Option<PeersPage> = page(targets, "/api/peers", peers, &mut report);
+    let status: Option<StatusPage> = page(targets, "/api/status", status, &mut report);
     let settings = dump.as_ref().and_then(|dump| settings_of(targets, dump));
     match metrics {
         Ok(reply) if reply.status == 200 => {
             counters::judge(&subject, &PickerMetrics::read(&reply.body), &mut report);
         }
-        other => not_read(&subject, "/metrics", &other, &mut report),
+        other => not_read(targets, "/metrics", &other, &mut report),
     }
     if let Some(page) = &status {
         status::judge(&subject, page, &mut report);
@@ -152,7 +157,7 @@ fn readiness(subject: &str, ready: &Reply) -> crate::finding::Finding {
 
 /// A JSON page. One that can't be read is a finding.
 fn page<T: DeserializeOwned>(
-    subject: &str,
+    targets: &Targets,
     path: &str,
     reply: Result<Reply, FetchError>,
     report: &mut Report,
@@ -162,19 +167,26 @@ fn page<T: DeserializeOwned>(
         _ => None,
     };
     if read.is_none() {
-        not_read(subject, path, &reply, report);
+        not_read(targets, path, &reply, report);
     }
     read
 }
 
-fn not_read(subject: &str, path: &str, reply: &Result<Reply, FetchError>, report: &mut Report) {
+fn not_read(targets: &Targets, path: &str, reply: &Result<Reply, FetchError>, report: &mut Report) {
+    let subject = subject_of(targets);
     let finding = match reply {
-        Ok(reply) if matches!(reply.status, 401 | 403) => PAGES.unknown(
-            subject,
-            format!("`{path}` is refused with status {}", reply.status),
-            "name a file with a bearer token of a user with `get` on this page: `--token-file FILE`; or run the check on \
-             the machine of the picker",
-        ),
+        Ok(reply) if matches!(reply.status, 401 | 403) => {
+            let fix = match (reply.status, targets.token.is_some()) {
+                (_, false) => {
+                    "name a file with a bearer token of a user with `get` on this page: `--token-file FILE`; or run the \
+                     check on the machine of the picker"
+                        .to_owned()
+                }
+                (401, true) => "name another file: the token in `--token-file` is not valid".to_owned(),
+                (_, true) => format!("give the user of the token the right `get` on `{path}` (`nonResourceURLs`)"),
+            };
+            PAGES.unknown(subject, format!("`{path}` is refused with status {}", reply.status), fix)
+        }
         Ok(reply) => PAGES.unknown(
             subject,
             format!("`{path}` can't be read: status {}, {} bytes", reply.status, reply.body.len()),

@@ -11,6 +11,8 @@ mod servers;
 mod shipped;
 #[cfg(all(feature = "nats", feature = "redis"))]
 mod stores;
+#[cfg(feature = "kube")]
+mod token;
 
 use crate::support::attache::AttacheProcess;
 use crate::support::process::eventually;
@@ -93,6 +95,11 @@ impl Checked {
         let is_fault = |finding: &&Value| ["warning", "error"].contains(&finding["severity"].as_str().unwrap_or(""));
         let of_subject = |finding: &&Value| finding["id"].as_str().is_some_and(|id| id.starts_with(prefix));
         self.findings.iter().filter(is_fault).filter(of_subject).collect()
+    }
+
+    /// The findings of the check with this id, also those without a fault.
+    pub(crate) fn of(&self, id: &str) -> Vec<&Value> {
+        self.findings.iter().filter(|finding| finding["id"] == id).collect()
     }
 
     /// Whether any finding is an error.
