@@ -13,17 +13,23 @@ pub(crate) struct SimProcess {
 impl SimProcess {
     /// Starts `count` servers on ports of the system's choice and waits until they listen.
     pub(crate) async fn start(count: usize, more: &[&str]) -> Self {
-        Self::spawn(count, &[&["--endpoints", &count.to_string()], more].concat()).await
+        Self::at("127.0.0.1", count, more).await
+    }
+
+    /// The same at another address of this machine.
+    #[allow(dead_code, reason = "only the end-to-end tests have servers with the same ports")]
+    pub(crate) async fn at(host: &str, count: usize, more: &[&str]) -> Self {
+        Self::spawn(host, count, &[&["--endpoints", &count.to_string()], more].concat()).await
     }
 
     /// Starts servers with roles, in the syntax of `--role`; `count` is their number.
     pub(crate) async fn with_roles(roles: &str, count: usize, more: &[&str]) -> Self {
-        Self::spawn(count, &[&["--role", roles], more].concat()).await
+        Self::spawn("127.0.0.1", count, &[&["--role", roles], more].concat()).await
     }
 
-    async fn spawn(count: usize, more: &[&str]) -> Self {
+    async fn spawn(host: &str, count: usize, more: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
-        command.args(["sim", "--bind", "127.0.0.1", "--port", "0"]).args(more);
+        command.args(["sim", "--bind", host, "--port", "0"]).args(more);
         let mut process = Process::spawn("attache sim", &mut command, scratch("sim"));
         let servers: Vec<SocketAddr> = process
             .wait_for("line with its addresses", |process| {

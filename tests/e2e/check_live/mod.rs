@@ -3,6 +3,8 @@
 
 mod envoy;
 mod fake;
+#[cfg(all(feature = "kube", feature = "redis", feature = "zmq"))]
+mod full;
 mod incidents;
 #[cfg(feature = "kube")]
 mod kubernetes;
