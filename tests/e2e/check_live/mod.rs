@@ -1,6 +1,7 @@
 //! `attache check --live` finds planted mistakes in real systems, names their fix, and finds nothing in shipped
 //! configurations.
 
+mod conditions;
 mod envoy;
 mod fake;
 #[cfg(all(feature = "kube", feature = "redis", feature = "zmq"))]
