@@ -1,6 +1,6 @@
 //! Configurations and their diagnostics: each file under `tests/data/config` has its expected diagnostics beside it.
 //!
-//! After an intended change of wording, `ATTACHE_BLESS=1 cargo test --test in_process config` rewrites the
+//! After an intended change of wording, `ATTACHE_BLESS=1 cargo test --release --test in_process config` rewrites the
 //! expectations. Review the diff.
 
 use attache::config::aibrix_env::AibrixEnv;

@@ -1,7 +1,8 @@
 //! Checks of the documentation against the program: generated reference pages, links, configuration files, commands,
 //! sentence lengths, the site, dashboards and alerts.
 //!
-//! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
+//! `ATTACHE_UPDATE_DOCS=1 cargo test --release --test in_process docs` rewrites the generated parts of
+//! `docs/reference`.
 
 mod claims;
 mod examples;

@@ -25,7 +25,7 @@ pub(crate) fn compare(path: &str, name: &str, wanted: &str) {
         return;
     }
     let different = wanted.lines().zip(found.lines()).find(|(wanted, found)| wanted != found);
-    let hint = "ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs rewrites it";
+    let hint = "ATTACHE_UPDATE_DOCS=1 cargo test --release --test in_process docs rewrites it";
     assert!(found == wanted, "{path}: {name} is not what the program says; {hint}; first difference: {different:#?}");
 }
 

@@ -3,9 +3,9 @@
 //! Six run in virtual time, by `attache replay`. Two are recordings of `attache run --record`, from Kubernetes and with
 //! AIBrix's headers. They are replayed with the configuration in their first line. `frozen/NAME.txt` has each result.
 //!
-//! `ATTACHE_BLESS=1 cargo test --test in_process frozen` rewrites the results. Use it only when a change is meant to
-//! alter decisions: another default, cost function, scorer, queue or cache rule, or simulated engine. A change that
-//! only moves or renames code must not alter them. Recordings are inputs and stay unchanged.
+//! `ATTACHE_BLESS=1 cargo test --release --test in_process frozen` rewrites the results. Use it only when a change is
+//! meant to alter decisions: another default, cost function, scorer, queue or cache rule, or simulated engine. A change
+//! that only moves or renames code must not alter them. Recordings are inputs and stay unchanged.
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use std::process::Command;
 
 const HEAD: &str = "\
 # Decisions of one configuration, compared by tests/in_process/virtual_time/frozen.rs; see there when they may change.
-# ATTACHE_BLESS=1 cargo test --test in_process frozen
+# ATTACHE_BLESS=1 cargo test --release --test in_process frozen
 ";
 
 fn folder() -> PathBuf {
