@@ -10,6 +10,8 @@
 //!
 //! Read first: `connector/mod.rs`, `leg.rs`, `attempts.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod api;
 pub mod attempts;
 pub mod connector;

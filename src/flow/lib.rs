@@ -19,6 +19,8 @@
 //!
 //! Read first: `control.rs`, `registry.rs`, `saturation/backlog.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod admitter;
 pub mod asking;
 mod band;

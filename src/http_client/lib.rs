@@ -6,6 +6,8 @@
 //!
 //! This file is the whole crate.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url, redirect};
 use std::time::Duration;

@@ -55,7 +55,8 @@ pub(crate) fn is_printable(c: char) -> bool {
     // The rule of `escape_debug` is Python's. It also escapes combining characters, but only at the start.
     let mut buffer = [b'a'; 5];
     let length = c.encode_utf8(&mut buffer[1..]).len();
-    std::str::from_utf8(&buffer[..=length]).is_ok_and(|text| text.escape_debug().nth(1) == Some(c))
+    let text = buffer.get(..=length).and_then(|bytes| std::str::from_utf8(bytes).ok());
+    text.is_some_and(|text| text.escape_debug().nth(1) == Some(c))
 }
 
 /// Whether the character has a case.

@@ -24,6 +24,8 @@
 //!
 //! Read first: `value.rs`, `syntax/ast.rs`, `render.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod characters;
 mod date;
 mod filters;

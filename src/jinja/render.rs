@@ -137,8 +137,9 @@ pub(crate) fn render<N: AsRef<str>>(
 ) -> Result<String> {
     let mut globals = vec![Value::Undefined; program.names.len()];
     let mut set = |name: &str, value: Value| {
-        if let Some(at) = program.names.iter().position(|other| **other == *name) {
-            globals[at] = value;
+        let named = globals.iter_mut().zip(&program.names).find(|(_, other)| ***other == *name);
+        if let Some((global, _)) = named {
+            *global = value;
         }
     };
     for (name, function) in FUNCTIONS {

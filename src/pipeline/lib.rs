@@ -55,6 +55,8 @@
 //! # Ok::<(), attache_scheduling::registry::BuildError>(())
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod filter;
 pub mod picker;
 pub mod profile;

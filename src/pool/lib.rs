@@ -12,6 +12,8 @@
 //!
 //! Read first: `snapshot.rs`, `ledger.rs`, `health.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod endpoint;
 pub mod health;
 pub mod ledger;

@@ -11,6 +11,8 @@
 //!
 //! Read first: `key.rs`, `index/mod.rs`, `cache.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod adapters;
 mod atomics;
 mod average;

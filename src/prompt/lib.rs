@@ -11,6 +11,8 @@
 //!
 //! Read first: `pieces.rs`, `blocks.rs`, `memo.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod blocks;
 pub mod characters;
 pub mod memo;

@@ -11,6 +11,8 @@
 //!
 //! Read first: `lib.rs`, `json/mod.rs`, `usage.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod answer;
 pub mod api;
 pub mod dialect;

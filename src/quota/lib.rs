@@ -18,6 +18,8 @@
 //!
 //! Read first: `lib.rs`, `book.rs`, `account.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod account;
 mod book;
 mod record;

@@ -20,6 +20,8 @@
 //!
 //! Read first: `line.rs`, `tape.rs`, `booked.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod booked;
 mod file;
 pub mod headers;

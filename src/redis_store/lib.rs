@@ -8,6 +8,8 @@
 //!
 //! Read first: `redis_link.rs`, `quota_store.rs`, `redis_profiles.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod quota_store;
 pub mod redis_link;
 pub mod redis_probe;

@@ -11,5 +11,7 @@
 //!
 //! Read first: `event.rs`, `settings.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod event;
 pub mod settings;

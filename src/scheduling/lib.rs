@@ -11,6 +11,8 @@
 //!
 //! Read first: `scheduler.rs`, `plugin.rs`, `registry.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod booking;
 pub mod candidates;
 pub mod choice;

@@ -74,6 +74,7 @@ impl Registry {
     /// # Panics
     /// Two strategies or two parts of the pipeline have the same name, so a configuration would be ambiguous.
     #[must_use]
+    #[expect(clippy::panic, reason = "the lists are constants, and the program makes its registry at the start")]
     pub fn new(lists: &[PluginList]) -> Self {
         let mut strategies: Vec<_> = lists.iter().flat_map(|list| list.strategies).copied().collect();
         let mut plugins: Vec<_> = lists.iter().flat_map(|list| list.plugins).copied().collect();
@@ -81,9 +82,9 @@ impl Registry {
         plugins.sort_by_key(|d| d.name);
         let mut names: Vec<&str> = plugins.iter().flat_map(|d| d.aliases.iter().chain([&d.name])).copied().collect();
         names.sort_unstable();
-        let of_strategies = strategies.windows(2).find(|two| two[0].name == two[1].name).map(|two| two[0].name);
-        let of_plugins = names.windows(2).find(|two| two[0] == two[1]).map(|two| two[0]);
-        if let Some(name) = of_strategies.or(of_plugins) {
+        let of_strategies = strategies.iter().zip(strategies.iter().skip(1)).find(|(a, b)| a.name == b.name);
+        let of_plugins = names.iter().zip(names.iter().skip(1)).find(|(a, b)| a == b);
+        if let Some(name) = of_strategies.map(|(a, _)| a.name).or(of_plugins.map(|(a, _)| *a)) {
             panic!("two plugins are called `{name}`");
         }
         let inert = lists.iter().flat_map(|list| list.inert).copied().flatten().collect();

@@ -1,5 +1,7 @@
 //! A small pool for tests of plugins, in this crate and in plugin crates.
 
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
+
 use crate::candidates::Cached;
 use crate::plugin::{Filter, Headers, ResponseHeaders, Scorer};
 use crate::scheduler::{Explain, Scheduler, Subset};

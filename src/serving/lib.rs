@@ -7,6 +7,8 @@
 //!
 //! Read first: `tls.rs`, `connections.rs`, `shutdown.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod connections;
 pub mod health;
 mod log_counter;

@@ -56,6 +56,8 @@
 //! # Ok::<(), attache_scheduling::registry::BuildError>(())
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod cache_aware;
 pub mod chwbl;
 pub mod dynamo_kv;

@@ -25,6 +25,8 @@
 //!
 //! Read first: `replica.rs`, `peer.rs`, `paths.rs`, `joining.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod bus;
 mod generated;
 mod herd;

@@ -14,6 +14,7 @@ const CHUNK: usize = 8;
 const GENERATION_BLOCKS: usize = 1 << 19;
 /// Odd factors of the keys of a chunk: their products do not depend on each other, so a processor computes them at
 /// once.
+#[expect(clippy::indexing_slicing, reason = "the compiler computes it")]
 const FACTORS: [u64; CHUNK] = {
     let mut factors = [0x9e37_79b9_7f4a_7c15_u64; CHUNK];
     let mut at = 1;

@@ -9,6 +9,8 @@
 //!
 //! Read first: `metrics.rs`, `decisions.rs`, `trace.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod by_name;
 pub mod deadlines;
 pub mod decisions;

@@ -135,6 +135,7 @@ where
 /// # Panics
 /// If `filter` is invalid.
 #[cfg(any(test, feature = "testing"))]
+#[expect(clippy::expect_used, reason = "a test that can't go on fails")]
 pub fn detached(filter: &str) -> LogHandle {
     let (subscriber, handle) = subscriber(filter, false, false, std::io::sink).expect("a filter");
     // The handle refers to the filter by a weak reference, so the subscriber must stay alive.

@@ -25,6 +25,8 @@
 //!
 //! Read first: `lib.rs`, `remote.rs`, `models.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod client;
 mod errors;
 mod files;

@@ -7,6 +7,8 @@
 //!
 //! Read first: `error.rs`, `clock.rs`, `limits.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod buffered;
 pub mod certificate;
 pub mod clock;

@@ -1,8 +1,8 @@
 //! Rules that the crates' manifests can't express: pure crates use no I/O, crates do not depend on plugins, and modules
-//! of the root package import downwards. Crates document their purpose, and files and crates stay small. The allowed
-//! dependencies of a crate are in its Cargo.toml.
+//! of the root package import downwards. Crates document their purpose, and files and crates stay small. Crates of the
+//! request path have the lints against panics. The allowed dependencies of a crate are in its Cargo.toml.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +36,13 @@ const IMPURE: &[&str] = &["std::net::TcpStream", "std::fs", "std::thread"];
 
 /// Crates with plugins. Only the root package depends on them, so a change to a plugin recompiles few crates.
 const PLUGINS: &[&str] = &["pipeline", "strategies"];
+
+/// Crates that run for requests. So do the crates that they depend on, and those with plugins.
+const REQUEST_PATH: &[&str] = &["ext_proc", "tokenize"];
+
+/// The lints of the request path, where a panic fails a request. Tests may panic.
+const NO_PANICS: &str = "#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, \
+                         clippy::indexing_slicing))]";
 
 /// Maximum number of lines of a file before its tests.
 const MAX_LINES: usize = 600;
@@ -150,6 +157,24 @@ fn pure_crates_use_no_runtime_and_no_io() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn crates_of_the_request_path_deny_panics() {
+    let mut open: Vec<String> = [REQUEST_PATH, PLUGINS].concat().into_iter().map(str::to_owned).collect();
+    let mut crates = BTreeSet::new();
+    while let Some(name) = open.pop() {
+        let packages = dependencies(&name);
+        crates.insert(name);
+        open.extend(packages.iter().filter_map(|p| p.strip_prefix("attache-")).map(|p| p.replace('-', "_")));
+        open.retain(|name| !crates.contains(name));
+    }
+    assert!(crates.len() > 15, "the crates were found: {crates:?}");
+    let lacking = crates.iter().filter(|name| {
+        let root = fs::read_to_string(src().join(name).join("lib.rs")).unwrap();
+        !root.lines().any(|line| line == NO_PANICS)
+    });
+    assert_eq!(lacking.collect::<Vec<_>>(), Vec::<&String>::new(), "these lack `{NO_PANICS}`");
 }
 
 #[test]

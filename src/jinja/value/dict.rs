@@ -48,8 +48,8 @@ impl Dict {
     }
 
     fn insert(&mut self, key: Value, value: Value) -> Result<()> {
-        if let Some(at) = self.find(&key)? {
-            self.entries[at].1 = value;
+        if let Some((_, old)) = self.find(&key)?.and_then(|at| self.entries.get_mut(at)) {
+            *old = value;
             return Ok(());
         }
         let hashed = hash(&key)?;

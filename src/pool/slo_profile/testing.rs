@@ -28,6 +28,7 @@ pub fn simulated(deployment: &str) -> Value {
 /// # Panics
 /// When it is not a profile.
 #[must_use]
+#[expect(clippy::expect_used, reason = "a test that can't go on fails")]
 pub fn profile(value: &Value) -> Profile {
     Profile::parse(value.to_string().as_bytes()).expect("a profile")
 }

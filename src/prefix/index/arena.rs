@@ -144,6 +144,7 @@ impl Arena {
 impl Line {
     /// The word of this line that `addr` selects.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
     pub(super) fn word(&self, addr: Addr) -> &AtomicU64 {
         &self.0[(addr % LINE) as usize]
     }
@@ -234,13 +235,13 @@ impl Space {
         if wanted >= self.shift as usize {
             return None;
         }
-        let fits = |heads: &[Addr; ORDERS]| (wanted..ORDERS).find(|&o| heads[o] != 0);
-        let mut at = match fits(&self.heads) {
-            Some(order) => order,
+        let fits =
+            |heads: &[Addr; ORDERS]| (wanted..).zip(heads.iter().copied().skip(wanted)).find(|(_, head)| *head != 0);
+        let (mut at, addr) = match fits(&self.heads) {
+            Some(extent) => extent,
             None if self.take_chunk(arena) => fits(&self.heads)?,
             None => return None,
         };
-        let addr = self.heads[at];
         self.unlink(arena, addr, at);
         while at > wanted {
             at -= 1;
@@ -290,7 +291,7 @@ impl Space {
     }
 
     fn link(&mut self, arena: &Arena, addr: Addr, order: usize) {
-        let next = std::mem::replace(&mut self.heads[order], addr);
+        let next = self.heads.get_mut(order).map_or(0, |head| std::mem::replace(head, addr));
         arena.store(addr, pair(next, 0));
         arena.store(addr + 1, order as u64);
         if next != 0 {
@@ -305,10 +306,10 @@ impl Space {
         if next != 0 {
             arena.set_high(next, previous);
         }
-        if previous == 0 {
-            self.heads[order] = next;
-        } else {
+        if previous != 0 {
             arena.set_low(previous, next);
+        } else if let Some(head) = self.heads.get_mut(order) {
+            *head = next;
         }
         self.mark(addr, false);
         self.free -= 2 << order;

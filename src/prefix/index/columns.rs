@@ -92,11 +92,12 @@ impl Columns {
 impl ReaderView {
     /// Assigns a column to a holder, or to none. Writer only.
     fn set_owner(&self, column: Column, holder: u32) {
-        let Some(owners) = self.owners.get(usize::from(column) / 64) else { return };
+        let owners = self.owners.get(usize::from(column) / 64);
+        let Some(owner) = owners.and_then(|owners| owners.get(usize::from(column) % 64)) else { return };
         let version = self.owners_version.load(Relaxed);
         self.owners_version.store(version.wrapping_add(1), Relaxed);
         fence(Release);
-        owners[usize::from(column) % 64].store(holder, Relaxed);
+        owner.store(holder, Relaxed);
         self.owners_version.store(version.wrapping_add(2), Release);
     }
 }

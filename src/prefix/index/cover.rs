@@ -96,7 +96,7 @@ impl<'a> Beside<'a> {
     #[inline]
     fn get(&self, index: usize) -> u64 {
         let at = self.first + index;
-        self.lines.get(at / LINE as usize).map_or(0, |l| l.0[at % LINE as usize].load(Relaxed))
+        self.lines.get(at / LINE as usize).map_or(0, |line| line.word(at as Addr).load(Relaxed))
     }
 
     /// The columns 64·`word`… that hold the whole run on a plane, as far as this extent knows.
@@ -308,7 +308,7 @@ impl Cover {
         };
         let widths: [usize; PLANES] = std::array::from_fn(|p| self.full.get(p).map_or(0, |f| wide(p, f)));
         let words = widths.iter().copied().max().unwrap_or(0);
-        let planes = (0..PLANES).filter(|p| widths[*p] > 0).fold(0u8, |m, p| m | 1 << p);
+        let planes = widths.iter().enumerate().filter(|(_, w)| **w > 0).fold(0u8, |planes, (p, _)| planes | 1 << p);
         let old = run.cover();
         let old_order = if old == 0 { 0 } else { Beside::at(arena, old).order };
         if words == 0 && self.partials.is_empty() {

@@ -238,6 +238,7 @@ struct Finds<'a> {
 impl Finds<'_> {
     /// Records that up to 64 columns end at `depth` on a level. The last level completes their results.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
     fn leave<const N: usize>(&mut self, level: usize, word: usize, columns: u64, depth: u32) {
         if columns == 0 {
             return;

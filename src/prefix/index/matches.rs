@@ -76,7 +76,10 @@ impl Owners {
         self.live.clear();
         self.columns.clear();
         for (word, owners) in sh.owners.iter().take(words).enumerate() {
-            let holders: [u32; 64] = std::array::from_fn(|i| owners[i].load(Relaxed));
+            let mut holders = [NOBODY; 64];
+            for (holder, owner) in holders.iter_mut().zip(owners) {
+                *holder = owner.load(Relaxed);
+            }
             let mut live = 0;
             for (i, holder) in holders.iter().enumerate().filter(|(_, holder)| **holder != NOBODY) {
                 let slot = HolderId(*holder).slot();
@@ -124,6 +127,7 @@ impl Matches {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
     fn depth_at(&self, word: usize, bit: usize) -> Depth {
         let any = self.depths.get(word).map_or(0, |depths| depths[bit % 64]);
         match self.stricter.get(word) {
@@ -138,7 +142,7 @@ impl Matches {
     pub fn depth(&self, holder: HolderId) -> Depth {
         let column = usize::from(self.owners.columns.get(holder.slot()).copied().unwrap_or(u16::MAX));
         let (word, bit) = (column / 64, column % 64);
-        let is_its = self.owners.holders.get(word).is_some_and(|holders| holders[bit] == holder.0);
+        let is_its = self.owners.holders.get(word).is_some_and(|holders| holders.get(bit) == Some(&holder.0));
         if is_its && self.found.get(word).is_some_and(|found| found >> bit & 1 != 0) {
             self.depth_at(word, bit)
         } else {
@@ -153,6 +157,7 @@ impl Matches {
     }
 
     /// Iterates over all holders with at least one block of the prompt, in no order.
+    #[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
     pub fn iter(&self) -> impl Iterator<Item = Match> + '_ {
         self.found.iter().zip(&self.owners.holders).enumerate().flat_map(move |(word, (found, holders))| {
             Bits(*found).map(move |bit| Match { holder: HolderId(holders[bit % 64]), depth: self.depth_at(word, bit) })
@@ -169,6 +174,7 @@ pub struct Kept(
 );
 
 /// The slot where the result of an index is kept.
+#[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
 fn place(results: &[Cell<Option<Box<Matches>>>; KEPT], identity: u64) -> &Cell<Option<Box<Matches>>> {
     &results[identity as usize % KEPT]
 }
@@ -195,6 +201,7 @@ impl Deref for Kept {
     type Target = Matches;
 
     #[inline]
+    #[expect(clippy::expect_used, reason = "only the drop takes it")]
     fn deref(&self) -> &Matches {
         self.0.as_ref().expect("set until the drop")
     }
@@ -202,6 +209,7 @@ impl Deref for Kept {
 
 impl DerefMut for Kept {
     #[inline]
+    #[expect(clippy::expect_used, reason = "only the drop takes it")]
     fn deref_mut(&mut self) -> &mut Matches {
         self.0.as_mut().expect("set until the drop")
     }

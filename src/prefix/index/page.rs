@@ -47,17 +47,20 @@ impl<'a> Page<'a> {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a remainder of the length")]
     fn line(self, number: u32) -> &'a [AtomicU64; LINE as usize] {
         &self.0[(number % LINES) as usize].0
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a slot is below `LINE_SLOTS`, and two words of its line")]
     fn get(self, line: u32, slot: u32) -> (u64, u64) {
         let (words, at) = (self.line(line), (slot % LINE_SLOTS) as usize * 2);
         (words[at].load(Relaxed), words[at + 1].load(Relaxed) & !PASSED)
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a slot is below `LINE_SLOTS`, and two words of its line")]
     fn set(self, line: u32, slot: u32, key: u64, value: u64) {
         let (words, at) = (self.line(line), (slot % LINE_SLOTS) as usize * 2);
         words[at].store(key, Relaxed);
@@ -73,12 +76,14 @@ impl<'a> Page<'a> {
     /// The slots of a line whose key is `key`, as bits. All slots are compared without a branch,
     /// since the position is unpredictable.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a slot is below `LINE_SLOTS`, and two words of its line")]
     fn hits(line: &[AtomicU64; LINE as usize], key: u64) -> u32 {
         (0..LINE_SLOTS).fold(0, |hits, slot| hits | u32::from(line[2 * slot as usize].load(Relaxed) == key) << slot)
     }
 
     /// Number of used slots in a line; they are its first ones.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a slot is below `LINE_SLOTS`, and two words of its line")]
     fn used(line: &[AtomicU64; LINE as usize]) -> u32 {
         (0..LINE_SLOTS).map(|slot| u32::from(line[2 * slot as usize + 1].load(Relaxed) != 0)).sum()
     }
@@ -198,6 +203,7 @@ impl<'a> Page<'a> {
 impl PageEntry<'_> {
     /// Replaces the value.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a slot is below `LINE_SLOTS`, and two words of its line")]
     pub(super) fn replace(self, value: u64) {
         let word = &self.page.line(self.line)[(self.slot % LINE_SLOTS) as usize * 2 + 1];
         word.store(value | word.load(Relaxed) & PASSED, Relaxed);

@@ -99,11 +99,11 @@ impl<'a> Run<'a> {
 
     #[inline]
     fn get(self, word: usize) -> u64 {
-        self.0.0[word].load(Relaxed)
+        self.0.word(word as Addr).load(Relaxed)
     }
 
     fn set(self, word: usize, value: u64) {
-        self.0.0[word].store(value, Relaxed);
+        self.0.word(word as Addr).store(value, Relaxed);
     }
 
     /// Returns the version, with acquire ordering, before anything else is read.

@@ -49,6 +49,7 @@ impl Tenants {
         Self { part, billed: 0, classes: [ListEnds::default(); CLASSES], recording: None }
     }
 
+    #[expect(clippy::indexing_slicing, reason = "the function `class` returns less than `CLASSES`")]
     fn class(&mut self, bytes: u64) -> &mut ListEnds {
         &mut self.classes[class(bytes)]
     }

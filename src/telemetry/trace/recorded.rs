@@ -76,6 +76,7 @@ impl Tracing {
 }
 
 /// Writes bytes in hexadecimal.
+#[expect(clippy::indexing_slicing, reason = "a digit is below 16")]
 fn write_hex(to: &mut [u8], bytes: &[u8]) {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {
