@@ -1,6 +1,6 @@
 //! Discovery: finds the endpoints of pools, and turns events of all feeds into snapshots.
 //!
-//! Each source ([`static_source`], [`file`], [`dns`], [`kube`]) is a task that sends
+//! Each source ([`static_source`], [`mod@file`], [`dns`], [`kube`]) is a task that sends
 //! `PoolEvent::Endpoints` over the bounded channel of its pool. [`publish`] is the task at the other end,
 //! the only one that writes the pool's snapshots.
 //!

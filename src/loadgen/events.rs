@@ -2,7 +2,8 @@
 //! whether its end was announced.
 //!
 //! Counts and texts are read elsewhere (`protocol::usage`, `protocol::answer`); here it matters when anything was said
-//! at all, reasoning and tool calls included, since a client sees those come too. Called by [`super::exchange`]. Pure.
+//! at all, reasoning and tool calls included, since a client sees those come too. Called by [`mod@super::exchange`].
+//! Pure.
 
 use memchr::memchr2;
 use serde::Deserialize;

@@ -1,5 +1,5 @@
 //! The way to the gateway: one pooled client, where to ask, what to send along. Called by [`super`] and
-//! [`super::exchange`].
+//! [`mod@super::exchange`].
 
 use super::{DEFAULT_SERVED_HEADERS, LiveApi, LiveConfig, LiveError};
 use crate::text::BodyWriter;

@@ -5,7 +5,7 @@
 //! real tokenizer makes about one token of each word or ending, so real servers count about as many tokens, and
 //! equal pieces still begin equally.
 //!
-//! Called by [`super::exchange`]. Pure.
+//! Called by [`mod@super::exchange`]. Pure.
 
 use super::LiveApi;
 use attache_sim::content::{Piece, mix};

@@ -3,7 +3,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`line`] | the format |
+//! | [`mod@line`] | the format |
 //! | `file` | creation of the file, which never replaces another file |
 //! | [`tape`] | the file: one order of all changes, a writer thread, failures that never affect requests |
 //! | [`booked`] | a request's booking, which records its changes |

@@ -2,9 +2,9 @@
 //! where its figures come from.
 //!
 //! Called by `replay` and by users of a simulated pool who have no servers of their own to measure; imports
-//! `sim::engine`, `sim::latency` and `spelling`. Constants of one's own stand in a [`file`]. The figures are what data
-//! sheets and published runs say, put into the formula of [`crate::latency`]; they order policies well and forecast no
-//! one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
+//! `sim::engine`, `sim::latency` and `spelling`. Constants of one's own stand in a [`mod@file`]. The figures are
+//! what data sheets and published runs say, put into the formula of [`crate::latency`]; they order policies well and
+//! forecast no one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
 //!
 //! What recurs in the derivations: a card reads at 3.35 TB/s and computes 989 TFLOP/s in bf16 (H100 SXM), of which a
 //! prefill gets 40 %, attention 50 %, and the reading of weights, keys and values 80 % of the bandwidth; a token of a

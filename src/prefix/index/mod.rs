@@ -5,7 +5,7 @@
 //! | [`memory`], [`arena`] | the memory range, its chunks and its buddy allocator |
 //! | [`run`], [`cover`], [`ranges`] | a sequence of blocks; how much of it each holder has, gaps included |
 //! | [`children`] | hash table of child runs |
-//! | [`lookup`], [`matches`] | the readers' walk and its result |
+//! | [`lookup`], [`mod@matches`] | the readers' walk and its result |
 //! | [`writer`], [`shrink`] | runs created and extended; shortened and freed |
 //! | [`store`], [`removal`] | blocks that engines report as stored; as dropped |
 //! | [`guess`], [`eviction`] | estimated blocks; their eviction |

@@ -2,8 +2,8 @@
 //!
 //! It decodes events as positional arrays of any version (vLLM to 0.23, SGLang) and as maps tagged with
 //! `type` (vLLM from 0.24); the batch as an array or a map; hashes as unsigned or signed integers or as
-//! bytes. Token ids on the wire are hashed directly to [`BlockKey`]s in reused buffers, without an object per
-//! block, and claimed lengths allocate nothing.
+//! bytes. Token ids on the wire are hashed directly to a [`BlockKey`](crate::BlockKey) in reused buffers, without an
+//! object per block, and claimed lengths allocate nothing.
 //!
 //! Called by `kv_events` and by the tests of `sim`. No I/O. May import `prefix::key` and `prefix::index`.
 

@@ -1,4 +1,4 @@
-//! Parser of JSON bodies: from bytes to a [`Request`](super::Request) in one pass.
+//! Parser of JSON bodies: from bytes to a [`Request`] in one pass.
 //!
 //! [`reader`] has JSON's tokens, [`walk`] the limits, [`fields`] the members of each API, [`prompts`] and [`messages`]
 //! the forms of prompts, [`scalars`] single values.

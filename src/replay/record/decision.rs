@@ -140,7 +140,7 @@ pub(super) fn rng(d: &Decided) -> PickRng {
     PickRng::seed_from_u64(d.rng)
 }
 
-/// Most random draws with which [`is_random`] decides again. A tie of two is missed once in 4,096 times.
+/// Most random draws with which [`differs_by_chance`] decides again. A tie of two is missed once in 4,096 times.
 const DRAWS: u64 = 12;
 
 /// The first endpoint of the decision with the random numbers of `seed`, which is not booked; `None` if the request is
