@@ -45,6 +45,7 @@ fn package(directory: &Path) {
     }
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     command.args(["--tested", profile, "archive", "wheel", "deb", "image", "charts", "sbom", "sums"]);
+    let _shared = envoy::share_machine();
     run(command.env("DIST", directory).env_remove("RELEASE_KEY"));
 }
 

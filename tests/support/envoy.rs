@@ -73,6 +73,13 @@ enum MachineLock {
     HeldByAnother,
 }
 
+/// For work without Envoy that keeps the cores busy: waits while a test needs the machine alone, and blocks the thread.
+#[allow(dead_code, reason = "only the tests of releases need it")]
+pub(crate) fn share_machine() -> RwLockReadGuard<'static, ()> {
+    // The caller's thread may belong to a runtime, where blocking panics.
+    std::thread::spawn(|| MACHINE.blocking_read()).join().expect("a thread that only waits")
+}
+
 impl EnvoyProcess {
     /// Starts Envoy and returns when all listeners of the bootstrap are open. Ports in it should be 0.
     pub(crate) async fn start(bootstrap: &str) -> Self {
