@@ -174,7 +174,10 @@ async fn stalled_picker_and_burst_of_resets_cut_no_stream() {
         .await;
     aborted.shutdown().await;
     eventually("Envoy to see them leave", || async { (active(&envoy, "inference").await <= 8).then_some(()) }).await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    eventually("Envoy to reset their streams", || async {
+        (envoy.stat("cluster.picker.http2.tx_reset").await >= 300).then_some(())
+    })
+    .await;
     picker.process.signal("CONT");
     let ends = streams.join_all().await;
     let lost: Vec<_> = ends.iter().filter(|end| !end.as_ref().is_ok_and(|length| *length > 0)).collect();
