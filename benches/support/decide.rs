@@ -146,7 +146,7 @@ impl Pool {
             let id = state.endpoint.id;
             let mut other = prompt(u64::from(id.0) + 1);
             other[..HEAD].copy_from_slice(&self.chat[..HEAD]);
-            self.cache.claim(id, &PrefixUpdate { keys: other, ..PrefixUpdate::default() }, self.now)
+            self.cache.claim(id, &PrefixUpdate { keys: Arc::new(other), ..PrefixUpdate::default() }, self.now)
         }));
     }
 

@@ -21,7 +21,7 @@ use super::block_size::BlockSize;
 use super::by_endpoint::ByEndpoint;
 use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, Claims};
-use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
+use super::index::{HolderId, InUse, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace, Root};
 use super::learning::PrefixUpdate;
 use super::residents::{Resident, Residents};
@@ -303,6 +303,23 @@ impl PrefixCache {
             self.update_capacity(guess);
             self.index.record(guess.holder, keys, tenant, now);
         }
+    }
+
+    /// Records a prompt as [`Self::record`], and keeps its blocks until the guard is dropped. `None` if `endpoint` has no
+    /// estimates.
+    #[must_use]
+    pub fn record_in_use(
+        &self,
+        endpoint: EndpointId,
+        keys: &Arc<Vec<BlockKey>>,
+        tenant: TenantId,
+        now: Timestamp,
+    ) -> Option<InUse> {
+        let guesses = self.guesses.load();
+        let guess = guesses.get(&endpoint)?;
+        // The index first gets back the capacity that was reserved for them.
+        self.update_capacity(guess);
+        Some(self.index.record_in_use(guess.holder, keys, tenant, now))
     }
 
     /// Returns the tokens of a prompt that `endpoint` is estimated to hold now, without prompts in flight.

@@ -5,7 +5,7 @@
 //! Owned by a `scheduling::Booking`; made from the lookup before the decision. No I/O.
 
 use super::cache::{PrefixCache, PromptInFlight};
-use super::index::TenantId;
+use super::index::{InUse, TenantId};
 use super::key::BlockKey;
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct PrefixUpdate {
     /// All block keys of the prompt when the endpoint's blocks are estimated; otherwise
     /// those that the lookup requested.
-    pub keys: Vec<BlockKey>,
+    pub keys: Arc<Vec<BlockKey>>,
     /// Whether `keys` holds all keys of the prompt.
     pub whole: bool,
     /// The tenant of the request, from [`PrefixCache::tenant`].
@@ -42,7 +42,8 @@ pub struct Learning {
     cache: Arc<PrefixCache>,
     update: PrefixUpdate,
     claim: Option<PromptInFlight>,
-    recorded: bool,
+    /// The prompt while its server works on it; `None` before the response begins.
+    in_use: Option<InUse>,
     /// Expected cached tokens that were still estimated to be there when the response began.
     believed: u32,
 }
@@ -53,7 +54,7 @@ impl Learning {
     pub fn begin(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!update.keys.is_empty()).then(|| cache.claim(endpoint, &update, now));
         let believed = update.foretold;
-        Self { cache, update, claim, recorded: false, believed }
+        Self { cache, update, claim, in_use: None, believed }
     }
 
     /// Prompt tokens that the endpoint is expected to have cached.
@@ -91,8 +92,7 @@ impl Learning {
                 self.believed =
                     self.believed.min(self.cache.believed(endpoint, &self.update.keys, self.update.own_keys));
             }
-            self.cache.record(endpoint, &self.update.keys, self.update.tenant, now);
-            self.recorded = true;
+            self.in_use = self.cache.record_in_use(endpoint, &self.update.keys, self.update.tenant, now);
         }
     }
 
@@ -105,7 +105,7 @@ impl Learning {
         endpoint: EndpointId,
         now: Timestamp,
     ) {
-        let Self { cache, update, recorded, believed, .. } = &mut self;
+        let Self { cache, update, in_use, believed, .. } = &mut self;
         let cached = usage.cached_tokens.filter(|_| update.tells_cached);
         let foretold = [update.foretold, *believed].map(u64::from);
         cache.correct(endpoint, foretold, usage.prompt_tokens, cached, update.text_bytes);
@@ -113,7 +113,7 @@ impl Learning {
             cache.measured(update.keys.len(), tokens);
         }
         let before = update.keys.len();
-        if *recorded && extend(&mut update.keys) && update.keys.len() > before {
+        if in_use.take().is_some() && extend(Arc::make_mut(&mut update.keys)) && update.keys.len() > before {
             cache.record(endpoint, &update.keys, update.tenant, now);
         }
     }

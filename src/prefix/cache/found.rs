@@ -132,7 +132,7 @@ impl Found {
         let learned = self.guessed(endpoint).any;
         let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
         PrefixUpdate {
-            keys,
+            keys: Arc::new(keys),
             whole,
             held: learned.min(held).min(blocks),
             // Prompts in flight have reserved capacity for their blocks already.

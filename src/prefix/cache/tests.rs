@@ -48,7 +48,7 @@ fn prompt(length: u64, salt: u64) -> Vec<BlockKey> {
 }
 
 fn prefix_update(keys: &[BlockKey], fresh: u32) -> PrefixUpdate {
-    PrefixUpdate { keys: keys.to_vec(), whole: true, fresh, ..PrefixUpdate::default() }
+    PrefixUpdate { keys: Arc::new(keys.to_vec()), whole: true, fresh, ..PrefixUpdate::default() }
 }
 
 fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
@@ -227,7 +227,7 @@ fn blocks_that_a_waiting_prompt_will_use_are_not_evicted() {
 }
 
 #[test]
-fn blocks_in_use_count_as_held_despite_evictions() {
+fn blocks_in_use_are_not_evicted() {
     let cache = Arc::new(cache(BlockUnit::Tokens(16)));
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     let (keys, before) = (prompt(40, 1), prompt(40, 2));
@@ -242,10 +242,12 @@ fn blocks_in_use_count_as_held_despite_evictions() {
     // Longer than the lifetime of a claim.
     let late = NOW.after(Duration::from_secs(300));
     let depth = |keys: &[BlockKey]| cache.lookup(&mut &*keys, late).depth(EndpointId(1)).any;
-    assert_eq!((depth(&keys), held(&cache, &keys, 1)), (40, 10), "the capacity leaves 10 of 100 blocks for it");
+    assert_eq!((depth(&keys), held(&cache, &keys, 1)), (40, 40), "the capacity leaves 60 of 100 blocks for others");
     assert_eq!(depth(&before), 0, "a refused prompt has no claim");
     running.end(&Usage::default(), |_| false, EndpointId(1), NOW);
-    assert_eq!(depth(&keys), 10);
+    assert_eq!(depth(&keys), 40);
+    cache.record(EndpointId(1), &prompt(90, 4), TenantId(0), NOW.after(Duration::from_secs(2)));
+    assert_eq!(depth(&keys), 10, "the server works on it no more");
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Writer {
         None
     }
 
-    /// Evicts a holder's oldest estimated blocks until it is within its capacity.
+    /// Evicts a holder's oldest estimated blocks until it is within its capacity, those of prompts in use last.
     pub(super) fn keep_capacity(&mut self, sh: &ReaderView, slot: usize) {
         while let Some(holder) = self.holders.get(slot)
             && let Some(over) = holder.blocks[GUESS].checked_sub(holder.capacity)
@@ -93,7 +93,14 @@ impl Writer {
             && holder.oldest != 0
         {
             let oldest = holder.oldest;
-            self.stats.evicted_for_capacity += u64::from(self.shorten_oldest(sh, slot, oldest, over));
+            if self.spare_in_use(sh, slot, oldest) {
+                continue;
+            }
+            let evicted = u64::from(self.shorten_oldest(sh, slot, oldest, over));
+            self.stats.evicted_for_capacity += evicted;
+            if let Some(holder) = self.holders.get_mut(slot) {
+                holder.evicted += evicted;
+            }
         }
     }
 

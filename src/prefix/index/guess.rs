@@ -104,7 +104,7 @@ impl Writer {
     }
 
     /// Collects the runs that match the prompt in the path. Returns how many blocks they match.
-    fn walk(&mut self, sh: &ReaderView, keys: &[BlockKey]) -> usize {
+    pub(super) fn walk(&mut self, sh: &ReaderView, keys: &[BlockKey]) -> usize {
         let mut path = std::mem::take(&mut self.guesses.path);
         path.clear();
         let done = self.matching(sh, keys, |run, same| path.push((run, same)));
@@ -244,7 +244,7 @@ impl Writer {
     }
 
     /// Marks the first `matched` blocks of a run as the holder's most recently used.
-    fn touch(
+    pub(super) fn touch(
         &mut self,
         sh: &ReaderView,
         slot: usize,
@@ -298,7 +298,7 @@ impl Writer {
 
     /// Marks a run as its tenant's most recently used. A run without a tenant is billed to `tenant`; otherwise `tenant`
     /// is noted as another user of it.
-    fn touch_run(&mut self, sh: &ReaderView, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
+    pub(super) fn touch_run(&mut self, sh: &ReaderView, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
         if let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) {
             let node = node as Addr;
             let owner = TenantId(sh.arena.high(node));

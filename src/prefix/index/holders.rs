@@ -3,6 +3,7 @@
 use super::HolderId;
 use super::arena::Addr;
 use super::cover::{COUNTED, Column, ENGINE};
+use super::in_use::PromptInUse;
 use super::table::WordTable;
 use std::collections::VecDeque;
 
@@ -33,6 +34,10 @@ pub(super) struct Holder {
     /// Its segments of estimated blocks, the most recently used first.
     pub(super) newest: Addr,
     pub(super) oldest: Addr,
+    /// Prompts that its server works on.
+    pub(super) in_use: Vec<PromptInUse>,
+    /// Estimated blocks that were evicted for its capacity.
+    pub(super) evicted: u64,
 }
 
 impl Holder {

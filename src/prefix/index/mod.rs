@@ -28,6 +28,7 @@ mod export;
 mod guess;
 mod holders;
 mod import;
+mod in_use;
 mod list;
 mod lookup;
 mod matches;
@@ -47,6 +48,7 @@ mod types;
 mod weight;
 mod writer;
 
+pub use in_use::InUse;
 pub use matches::{Depth, Kept, Match, Matches};
 pub use transfer::{ExportChunk, ExportCursor, ExportHolder, ExportRun, ImportError};
 pub use types::{
@@ -194,6 +196,7 @@ impl PrefixIndex {
         let Some(h) = writer.holders.get_mut(slot) else { return };
         let (column, newest) = (h.column.take(), std::mem::take(&mut h.newest));
         h.oldest = 0;
+        h.in_use.clear();
         (h.is_short, h.behind) = (false, 0);
         h.blocks = Default::default();
         if let Some(column) = column {
@@ -281,9 +284,19 @@ impl PrefixIndex {
 
     /// Records that a holder has served a prompt: its blocks become the most recently used estimated blocks.
     pub fn record(&self, holder: HolderId, keys: &[BlockKey], tenant: TenantId, now: Timestamp) {
+        self.record_locked(&mut self.writer.lock(), holder, keys, tenant, now);
+    }
+
+    fn record_locked(
+        &self,
+        writer: &mut Writer,
+        holder: HolderId,
+        keys: &[BlockKey],
+        tenant: TenantId,
+        now: Timestamp,
+    ) {
         self.shared.weights.see(now);
-        let mut writer = self.writer.lock();
-        let Some((slot, column)) = Self::place(&writer, holder) else { return };
+        let Some((slot, column)) = Self::place(writer, holder) else { return };
         let most = writer.max_blocks.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
         let keys = keys.get(..keys.len().min(most)).unwrap_or_default();
         let new = writer.record(&self.shared, slot, column, keys, tenant, now);

@@ -143,7 +143,7 @@ impl Writer {
     }
 }
 
-fn moment_of(sh: &ReaderView, segment: Addr) -> Moment {
+pub(super) fn moment_of(sh: &ReaderView, segment: Addr) -> Moment {
     Moment(sh.arena.high(segment + 3))
 }
 

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod histories;
+mod in_use;
 mod model;
 mod regressions;
 mod shares;

@@ -10,6 +10,7 @@ use attache_pool::speed::{Reservation, Work};
 use attache_prefix::key::BlockKey;
 use attache_prefix::learning::PrefixUpdate;
 use attache_types::clock::Timestamp;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Seconds over which [`attache_pool::speed`] counts 60 simultaneous requests: the first 5 s of a mean with a half-life
@@ -165,7 +166,8 @@ fn blocks_in_use_by_others_take_no_additional_cache() {
     let keys: Vec<BlockKey> = (1..=40).map(BlockKey).collect();
     let [one, other] = [0, 1].map(|i: usize| trial.pool.endpoints[i].id());
     [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], attache_prefix::TenantId(0), NOW));
-    let _other_request = cache.claim(one, &PrefixUpdate { keys: keys[..20].to_vec(), ..PrefixUpdate::default() }, NOW);
+    let _other_request =
+        cache.claim(one, &PrefixUpdate { keys: Arc::new(keys[..20].to_vec()), ..PrefixUpdate::default() }, NOW);
     let found = cache.lookup(&mut &*keys, NOW);
     let cx = PickContext { prefix: Some(&found), ..trial.context() };
     let mut candidates = trial.candidates();
