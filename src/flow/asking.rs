@@ -51,7 +51,7 @@ impl<'a> Asking<'a> {
             bytes: self.bytes,
             prompt_tokens: self.facts.prompt_tokens,
             answer_tokens: self.answer_tokens,
-            need: Need { work: self.work(view), way: self.way },
+            need: Need { work: self.work(view), waited: 0.0, way: self.way },
             ttl: self.ttl,
             spare: self.spare,
             unvouched: self.unvouched,
@@ -107,7 +107,7 @@ impl PoolFlow {
     /// that are served in this `way`. Measures the pool for sheddable requests only.
     #[must_use]
     pub fn sheds(&self, priority: i32, way: Way, view: &View<'_>) -> bool {
-        priority < 0 && self.gauge(view).saturation(Load::default(), Need { work: 0.0, way }) >= 1.0
+        priority < 0 && self.gauge(view).saturation(Load::default(), Need { way, ..Need::default() }) >= 1.0
     }
 
     /// Whether the admitters let a request into the pool or its queues.

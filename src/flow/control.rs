@@ -358,7 +358,7 @@ impl<T> FlowControl<T> {
         let seat = self.running.first(self.bands.get(first)?.priority, now)?;
         // By the limit of short work: no request is preempted only because a long one waits for an
         // endpoint to be nearly done.
-        let saturation = gauge.saturation(self.pending, Need { work: 0.0, ..self.need_of_next(first) });
+        let saturation = gauge.saturation(self.pending, Need { work: 0.0, ..self.need_of_next(first, now) });
         let ceiling = *self.ceilings(saturation).get(first)?;
         // A closed band stays closed, whichever request is preempted.
         if ceiling <= 0.0 || saturation < ceiling {
@@ -384,10 +384,10 @@ impl<T> FlowControl<T> {
     /// Whether the next request of a band may be dispatched. A long one has the limit of
     /// short ones once it has lacked capacity for [`LONGEST_FOR_LONG`].
     fn may_dispatch(&mut self, at: usize, gauge: &Gauge, now: Timestamp) -> bool {
-        let need = self.need_of_next(at);
+        let need = self.need_of_next(at, now);
         let short = Need { work: 0.0, ..need };
         self.ceiling.turn(gauge.saturation(self.pending, short));
-        let Some(long) = &gauge.long else { return self.has_capacity(at, short, gauge) };
+        let Some(long) = &gauge.long else { return self.has_capacity(at, need, gauge) };
         let (is_long, has_capacity) = (need.work >= long.from, self.has_capacity(at, need, gauge));
         let Some(band) = self.bands.get_mut(at).filter(|_| is_long) else { return has_capacity };
         if has_capacity {
@@ -399,9 +399,10 @@ impl<T> FlowControl<T> {
     }
 
     /// What the next request of the band at `at` needs.
-    fn need_of_next(&mut self, at: usize) -> Need {
+    fn need_of_next(&mut self, at: usize, now: Timestamp) -> Need {
         let slot = self.bands.get_mut(at).and_then(Band::next);
-        slot.and_then(|slot| self.items.get(slot)).map_or(Need::default(), |item| item.need)
+        slot.and_then(|slot| self.items.get(slot))
+            .map_or(Need::default(), |item| Need { waited: now.since(item.arrived).as_secs_f64(), ..item.need })
     }
 
     /// Whether the band at `at` has capacity for a request with this need, in the present turn.

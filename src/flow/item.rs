@@ -68,6 +68,8 @@ impl Way {
 pub struct Need {
     /// Expected prefill time on one endpoint, seconds.
     pub work: f64,
+    /// Seconds that it has waited in the queue.
+    pub waited: f64,
     /// Endpoints that may serve it.
     pub way: Way,
 }

@@ -52,6 +52,7 @@ pub const CEILINGS: &[&PolicyDescriptor<dyn Ceiling>] =
 pub const DETECTORS: &[&PolicyDescriptor<dyn Detector>] = &[
     &saturation::backlog::PLUGIN,
     &saturation::concurrency::PLUGIN,
+    &saturation::recompute::PLUGIN,
     &saturation::slo_load::PLUGIN,
     &saturation::utilization::PLUGIN,
 ];

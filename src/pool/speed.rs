@@ -29,6 +29,7 @@ mod pace;
 mod pending;
 mod published;
 mod ratio;
+mod recomputed;
 mod reservation;
 mod slowdown;
 mod transfer;
@@ -106,6 +107,8 @@ pub struct PoolSpeed {
     /// Mean length of a response in tokens; bits of an `f32`.
     answer_tokens: AtomicU32,
     lengths: Mutex<Lengths>,
+    /// Share of recomputed blocks; bits of an `f32`.
+    recomputed: AtomicU32,
 }
 
 /// The model of one of the two times.
@@ -170,6 +173,7 @@ impl Default for PoolSpeed {
             transfer: TransferSpeed::default(),
             pace: Pace::default(),
             answer_tokens: AtomicU32::new(0),
+            recomputed: AtomicU32::new(0),
             lengths: Mutex::default(),
         };
         pool.published.0.set(&DEFAULT_FIRST);
@@ -195,12 +199,6 @@ impl PoolSpeed {
     #[must_use]
     pub fn answer_tokens(&self) -> f64 {
         f64::from(f32::from_bits(self.answer_tokens.load(Relaxed)))
-    }
-
-    /// Returns the expected response length for a prompt of this many tokens; 1 without observations.
-    #[must_use]
-    pub fn expected_answer(&self, prompt_tokens: u32) -> u32 {
-        self.lengths.lock().expected(prompt_tokens)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens; f32 is precise enough")]

@@ -24,6 +24,7 @@ use super::claims::{Claim, Claims};
 use super::index::{HolderId, InUse, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace, Root};
 use super::learning::PrefixUpdate;
+use super::recomputed::Recomputed;
 use super::residents::{Resident, Residents};
 use super::unread::UnreadPrompts;
 use ahash::{AHashMap, AHashSet};
@@ -81,6 +82,7 @@ pub struct PrefixCache {
     servers: Mutex<AHashMap<EndpointId, ServerEstimates>>,
     stats: CacheStats,
     unread: UnreadPrompts,
+    recomputed: Recomputed,
 }
 
 /// Holder of an endpoint's estimated blocks, and how many it may have.
@@ -142,6 +144,7 @@ impl PrefixCache {
             servers: Mutex::default(),
             stats: CacheStats::default(),
             unread: UnreadPrompts::default(),
+            recomputed: Recomputed::default(),
         }
     }
 
@@ -266,6 +269,18 @@ impl PrefixCache {
         self.stats.lookups.fetch_add(1, Relaxed);
         self.stats.prompt_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
         self.stats.matched_tokens.fetch_add(u64::from(matched_tokens), Relaxed);
+    }
+
+    /// Counts which blocks of a whole prompt its server computes for the first time.
+    pub(crate) fn sent(&self, update: &PrefixUpdate, now: Timestamp) {
+        self.recomputed.sent(&update.keys, update.held, update.anywhere, now);
+    }
+
+    /// The share of computed blocks that were computed before and that no server holds any more, in recent prompts whose
+    /// blocks are estimated; 0..1.
+    #[must_use]
+    pub fn recomputed(&self) -> f64 {
+        self.recomputed.share()
     }
 
     /// Adds a speculative entry for a prompt in flight to `endpoint`, and reserves capacity for the blocks that

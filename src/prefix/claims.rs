@@ -252,7 +252,7 @@ impl Drop for Claim {
 
 /// Adds the key at `depth` to the hash of a prefix. Keys are hashes already, so this only has to encode their order.
 /// The multiplications do not depend on each other.
-fn step(chain: u64, depth: usize, key: BlockKey) -> u64 {
+pub(super) fn step(chain: u64, depth: usize, key: BlockKey) -> u64 {
     chain.wrapping_add((key.0 ^ 0x9E37_79B9_7F4A_7C15).wrapping_mul(2 * depth as u64 + 1))
 }
 

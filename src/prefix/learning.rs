@@ -26,6 +26,8 @@ pub struct PrefixUpdate {
     pub held: u32,
     /// Blocks of the prompt that the picked endpoint will have to store, where its blocks are estimated.
     pub fresh: u32,
+    /// Blocks of the prompt that some endpoint was expected to hold.
+    pub anywhere: u32,
     /// Tokens of the prompt that the picked endpoint was expected to have cached.
     pub foretold: u32,
     /// Length of the prompt's text in bytes; 0 when it has other content too.
@@ -54,7 +56,16 @@ impl Learning {
     pub fn begin(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!update.keys.is_empty()).then(|| cache.claim(endpoint, &update, now));
         let believed = update.foretold;
+        if update.whole {
+            cache.sent(&update, now);
+        }
         Self { cache, update, claim, in_use: None, believed }
+    }
+
+    /// The share of computed blocks that were computed before and evicted everywhere, in all recent prompts; 0..1.
+    #[must_use]
+    pub fn recomputed(&self) -> f64 {
+        self.cache.recomputed()
     }
 
     /// Prompt tokens that the endpoint is expected to have cached.

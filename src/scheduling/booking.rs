@@ -110,6 +110,13 @@ pub enum Dispatch<'p> {
     Whole,
 }
 
+/// Begins to learn from a prompt, and tells the pool's speed what evictions cost.
+fn begin_learning(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: &Endpoint, now: Timestamp) -> Learning {
+    let learning = Learning::begin(cache, update, endpoint.id, now);
+    endpoint.speed.pool().set_recomputed(learning.recomputed());
+    learning
+}
+
 impl Booking {
     /// Books `order` on `endpoint`, whose metrics are in `snapshot`; those older than `stale_after` are ignored.
     #[must_use]
@@ -134,8 +141,7 @@ impl Booking {
         // Before the ticket: the prediction must not include this request's own load.
         let reservation =
             (understood && !arrives).then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
-        let learning =
-            prefix_update.map(|(cache, prefix_update)| Learning::begin(cache, prefix_update, endpoint.id, now));
+        let learning = prefix_update.map(|(cache, update)| begin_learning(cache, update, &endpoint, now));
         // Cached tokens are not computed again, nor is a prompt from another server.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
         Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share).used_at(now), reservation, learning, later }
@@ -161,10 +167,9 @@ impl Booking {
     /// Adds the updates of the prefix cache, where the blocks of the prompt become known after the booking. `begun`:
     /// the response has begun, so the endpoint has computed the prompt.
     pub fn learn(&mut self, cache: Arc<PrefixCache>, update: PrefixUpdate, begun: bool, now: Timestamp) {
-        let endpoint = self.endpoint().id;
-        let mut learning = Learning::begin(cache, update, endpoint, now);
+        let mut learning = begin_learning(cache, update, self.endpoint(), now);
         if begun {
-            learning.first_byte(true, endpoint, now);
+            learning.first_byte(true, self.endpoint().id, now);
         }
         self.learning = Some(learning);
     }

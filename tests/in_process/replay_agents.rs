@@ -3,7 +3,7 @@
 //! `data/traces/agents.jsonl` was made for these tests: three sessions with a sub-agent each, 19 requests, of which the
 //! last one has 140,000 tokens.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -104,4 +104,53 @@ fn flags_for_sessions_need_sessions() {
         assert_eq!(output.status.code(), Some(64), "{shown}");
         assert!(shown.contains(message), "{args:?}: {shown}");
     }
+}
+
+/// 32 sessions of 12 turns, with contexts of 8,000 to 75,000 tokens: twice what fits into the caches of two servers.
+fn many_sessions() -> String {
+    let session = |number: usize| {
+        let first = [8_000, 16_000, 32_000, 64_000][number % 4];
+        let mut at = 0;
+        let turn = |turn: usize| {
+            let tokens = first + 1_000 * turn;
+            let begin = at;
+            at += 4 + if (turn * 5 + number).is_multiple_of(7) { 40 } else { 6 + (turn * 7 + number * 3) % 11 };
+            json!({
+                "t": begin, "type": "n", "model": "m", "in": tokens, "out": 200, "api_time": 4, "stop": "tool_use",
+                "input_types": [if turn == 0 { "text" } else { "tool_result" }],
+                "hash_ids": (1..=tokens / 64).collect::<Vec<_>>(),
+            })
+        };
+        let requests: Vec<Value> = (0..12).map(turn).collect();
+        json!({
+            "id": format!("s{number}"), "block_size": 64, "hash_id_scope": "local",
+            "tool_tokens": 0, "system_tokens": 0, "requests": requests,
+        })
+    };
+    (0..32).map(|number| format!("{}\n", session(number))).collect()
+}
+
+#[test]
+fn long_prompts_are_held_back_only_if_contexts_do_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [trace, json] = ["agents.jsonl", "r.json"].map(|name| folder.path().join(name).display().to_string());
+    std::fs::write(&trace, many_sessions()).unwrap();
+    let held = format!("held={}/examples/configs/agents.yaml", env!("CARGO_MANIFEST_DIR"));
+    let means = |sessions: &str| {
+        let args = ["--trace", &trace, "--endpoints", "2", "--sessions", sessions, "--poisson", "0.3", "--seed", "1"];
+        let output = attache(&[&args[..], &["--compare", &held, "--json", &json]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let run = |number: usize| {
+            let run = &report["runs"][number];
+            assert_eq!(run["requests"]["answered"], run["requests"]["total"], "none is lost");
+            ["ttft_seconds", "latency_seconds"].map(|name| run[name]["mean"].as_f64().unwrap())
+        };
+        [run(0), run(1)]
+    };
+    let [at_once, held_back] = means("12");
+    assert_eq!(at_once, held_back, "all contexts fit");
+    let [at_once, held_back] = means("32");
+    let [ttft, latency] = [0, 1].map(|figure| held_back[figure] / at_once[figure]);
+    assert!(ttft < 0.9 && latency < 0.7, "{ttft} and {latency}");
 }

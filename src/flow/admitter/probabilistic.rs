@@ -94,7 +94,7 @@ impl Admitter for Probabilistic {
         let health = HealthPolicy::default();
         let view = View { pool: cx.snapshot, health: &health, split: None, stale_after: cx.stale_after, now: cx.now };
         // With prefill workers, the fuller of both kinds counts.
-        let need = Need { work: 0.0, way: Way::Pair };
+        let need = Need { way: Way::Pair, ..Need::default() };
         rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default(), need))
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod backlog;
 pub mod concurrency;
+pub mod recompute;
 pub mod slo_load;
 pub mod utilization;
 
@@ -81,6 +82,30 @@ pub struct Gauge {
     pub ways: Ways,
     /// Saturation for long work, if that differs.
     pub long: Option<Long>,
+    /// The server whose requests a further prompt delays the least, if prompts may be held back for them.
+    pub held: Option<Held>,
+}
+
+/// What a prompt delays at least, wherever it goes; see [`recompute`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Held {
+    /// Part of the computed blocks that were computed before, 0..1.
+    pub share: f64,
+    /// Requests of the server.
+    pub requests: f64,
+    /// Seconds that they need to end, in the mean; above 0.
+    pub remaining: f64,
+    /// A request waits for this many times its own work at most.
+    pub stretch: f64,
+}
+
+impl Held {
+    /// 1 or more while a request should wait.
+    fn saturation(&self, pending: Load, need: Need) -> f64 {
+        let requests = self.requests + f64::from(pending.requests);
+        let work = (need.work - need.waited / self.stretch).max(0.0);
+        self.share * requests * work / self.remaining
+    }
 }
 
 /// The saturation of a pool for requests with long prefills.
@@ -94,13 +119,14 @@ pub struct Long {
 
 impl Gauge {
     /// A pool without endpoints, or one that takes no request.
-    pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None };
+    pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None, held: None };
 
     /// The saturation with the `pending` load added, for a request with this `need`. The least for [`Need::default`].
     #[must_use]
     pub fn saturation(&self, pending: Load, need: Need) -> f64 {
         let long = self.long.as_ref().filter(|long| need.work >= long.from);
-        long.map_or(&self.ways, |long| &long.ways).saturation(need.way, pending)
+        let by_load = long.map_or(&self.ways, |long| &long.ways).saturation(need.way, pending);
+        self.held.map_or(by_load, |held| by_load.max(held.saturation(pending, need)))
     }
 }
 
@@ -157,7 +183,7 @@ pub trait Detector: Send + Sync + Debug {
 
 /// The gauge of a pool, where `of` measures the endpoints of one stage.
 fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> StageSaturation) -> Gauge {
-    Gauge { ways: by_way(view, of), long: None }
+    Gauge { ways: by_way(view, of), long: None, held: None }
 }
 
 /// The figure that `of` gives for the endpoints of each stage, by way of serving. Pairs exist if some endpoints only

@@ -126,7 +126,7 @@ impl Model {
                     bytes,
                     prompt_tokens: prompt,
                     answer_tokens: Some(prompt),
-                    need: Need { work, way: Way::Whole },
+                    need: Need { work, ..Need::default() },
                     ttl: ttl.map(ms),
                     ttft: ttft.map(ms),
                     spare: None,

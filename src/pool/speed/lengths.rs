@@ -4,6 +4,7 @@
 //! keeps the same table for each model over a moving window and draws a random length for each query. Here it is the
 //! mean, so that all predictions for a request use the same length.
 
+use super::PoolSpeed;
 use attache_types::clock::Timestamp;
 
 /// Buckets of prompt lengths from 1 to 2^20 tokens.
@@ -59,6 +60,14 @@ impl Lengths {
         let mean =
             row.iter().enumerate().map(|(at, count)| at as f64 * f64::from(*count)).sum::<f64>() / f64::from(all);
         mean.exp2().round() as u32
+    }
+}
+
+impl PoolSpeed {
+    /// Returns the expected response length for a prompt of this many tokens; 1 without observations.
+    #[must_use]
+    pub fn expected_answer(&self, prompt_tokens: u32) -> u32 {
+        self.lengths.lock().expected(prompt_tokens)
     }
 }
 

@@ -137,6 +137,7 @@ impl Found {
             held: learned.min(held).min(blocks),
             // Prompts in flight have reserved capacity for their blocks already.
             fresh: blocks.saturating_sub(held.max(self.claimed.get(endpoint))),
+            anywhere: self.matches.deepest().max(self.claimed.deepest()),
             foretold: self.tokens(held),
             own_keys: self.own_keys,
             tells_cached: true,

@@ -1,0 +1,171 @@
+//! `recompute-detector`: holds a prompt back while its computation would delay the requests of a server longer than
+//! they need to end, in a pool whose caches are too small for the conversations that return.
+//!
+//! ```text
+//! saturation = share · requests · (work - waited / stretch) / remaining
+//! share      = part of the computed blocks that were computed before and that no server holds any more
+//! requests   = requests of the server that is nearest to its end, those of other clients included
+//! work       = seconds in which the prompt is computed, where most of it is cached
+//! remaining  = seconds for half a mean response there
+//! ```
+//!
+//! While a server computes a prompt, none of its requests receives a token. They keep their blocks meanwhile, so fewer
+//! idle conversations stay in the cache, and those are computed again when they return. So a full pool computes more,
+//! the more it has to compute. A prompt that is held back until others have ended delays fewer of them. Meanwhile
+//! conversations that are still cached take their turns, which need little work.
+//!
+//! This is the rule of Smith (Various optimizers for single-stage production, 1956): of the `requests` that end within
+//! `remaining` and the one that needs `work`, those with the most ends per second go first. It applies as far as the
+//! computation repeats an earlier one: `share` is 0 where prompts don't return, and nothing is held back.
+//!
+//! A request waits for `stretch` times its work at most, so the ordering `least-work` should have the same `stretch`
+//! and a long `maxDelay`. The detector has no other limit: servers may have queues.
+//!
+//! When not: without the text of prompts, or with KV events only, the share is unknown and nothing is held back.
+//! Source: ours. ThunderAgent (arXiv 2602.13692) pauses programs for the same reason, by the size of their contexts.
+
+use super::{Detector, Gauge, Held, StageSaturation, View, by_stage};
+use crate::registry::PolicyDescriptor;
+use attache_pool::speed::Work;
+use attache_scheduling::plugin::{ParamError, params};
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Entry of this policy in the registry.
+pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
+    name: "recompute-detector",
+    aliases: &[],
+    summary: "Holds long prompts back while servers compute evicted conversations again.",
+    source: "attache: the ledger, the learned speed and the learned share of recomputed blocks",
+    build: |value: &Value| Recompute::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
+};
+
+/// 10, as the ordering `least-work`: a request may be delayed by ten times its own work.
+pub(crate) const DEFAULT_STRETCH: f64 = 10.0;
+/// 2 %: below, the delay of others is not worth holding a prompt back, and the pool is not measured.
+const LEAST_SHARE: f64 = 0.02;
+/// 250 ms between checks whether a request has waited long enough.
+const CHECK: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    stretch: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { stretch: DEFAULT_STRETCH }
+    }
+}
+
+#[derive(Debug)]
+struct Recompute {
+    stretch: f64,
+}
+
+impl Recompute {
+    fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let Params { stretch } = params(parameters)?;
+        if !(0.0..f64::INFINITY).contains(&stretch) || stretch == 0.0 {
+            return Err(ParamError::value("stretch", stretch, "more than 0 is needed"));
+        }
+        Ok(Self { stretch })
+    }
+
+    fn held(&self, view: &View<'_>) -> Option<Held> {
+        let pool = view.pool.endpoints.first()?.live().speed.pool();
+        let (share, answer) = (pool.recomputed(), pool.answer_tokens());
+        if share < LEAST_SHARE || answer <= 0.0 {
+            return None;
+        }
+        let mut nearest: Option<Held> = None;
+        for state in view.answering() {
+            let (fresh, live) = (state.fresh(view.now, view.stale_after), state.live());
+            let (_, predicted) = live.speed.forecast(&live.ledger, fresh, Work::default(), view.now);
+            let requests = f64::from(live.ledger.in_flight()) + fresh.map_or(0.0, |m| f64::from(m.others));
+            let remaining = answer / 2.0 * predicted.per_token;
+            if nearest.is_none_or(|held| requests * held.remaining < held.requests * remaining) {
+                nearest = Some(Held { share, requests, remaining, stretch: self.stretch });
+            }
+        }
+        nearest.filter(|held| held.remaining > 0.0)
+    }
+}
+
+impl Detector for Recompute {
+    fn gauge(&self, view: &View<'_>) -> Gauge {
+        Gauge { held: self.held(view), ..by_stage(view, |_| StageSaturation::default()) }
+    }
+
+    fn changes_in(&self, _: &View<'_>) -> Option<Duration> {
+        Some(CHECK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::item::{Load, Need};
+    use attache_pool::health::HealthPolicy;
+    use attache_pool::ledger::Ticket;
+    use attache_pool::speed::{PoolSpeed, SpeedExport};
+    use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot};
+    use attache_types::clock::Timestamp;
+    use attache_types::ids::EndpointId;
+    use std::sync::Arc;
+
+    const NOW: Timestamp = Timestamp(1_000_000_000);
+
+    /// The gauge of a pool whose servers have these numbers of requests.
+    fn gauge(share: f64, answer: f64, requests: &[usize]) -> Gauge {
+        let speed = Arc::new(PoolSpeed::default());
+        speed.import(&SpeedExport { response_tokens: answer, ..speed.export() });
+        speed.set_recomputed(share);
+        let mut tickets = Vec::new();
+        let states = (0u16..).zip(requests).map(|(id, requests)| {
+            let spec = EndpointSpec::at(([127, 0, 0, 1], 8_000 + id).into());
+            let endpoint = Arc::new(Endpoint::in_pool(EndpointId(id.into()), spec, &speed));
+            tickets.extend((0..*requests).map(|_| Ticket::book(endpoint.clone(), 0)));
+            EndpointState::new(endpoint, None)
+        });
+        let pool = PoolSnapshot::new(1, true, states.collect());
+        let health = HealthPolicy::default();
+        let view = View { pool: &pool, health: &health, split: None, stale_after: Duration::from_secs(2), now: NOW };
+        Recompute::new(&Value::Null).unwrap().gauge(&view)
+    }
+
+    fn is_held(gauge: &Gauge, work: f64, waited: f64) -> bool {
+        gauge.saturation(Load::default(), Need { work, waited, ..Need::default() }) >= 1.0
+    }
+
+    #[test]
+    fn long_prompts_wait_while_each_server_has_requests() {
+        // 100 tokens of 8 ms are left: 0.8 s.
+        let busy = gauge(0.5, 200.0, &[3, 5]);
+        assert!(is_held(&busy, 6.0, 0.0), "0.5 * 3 * 6 s is more than 0.8 s");
+        assert!(!is_held(&busy, 0.1, 0.0), "a cached conversation takes its turn");
+        assert!(is_held(&busy, 6.0, 50.0) && !is_held(&busy, 6.0, 60.0), "ten times its work is the longest wait");
+        assert!(!is_held(&gauge(0.5, 200.0, &[3, 0]), 6.0, 0.0), "a server is idle");
+        let one_comes = Load { requests: 1, tokens: 9 };
+        let need = Need { work: 6.0, ..Need::default() };
+        assert!(gauge(0.5, 200.0, &[3, 0]).saturation(one_comes, need) >= 1.0, "another request is on its way to it");
+    }
+
+    #[test]
+    fn nothing_waits_where_no_prompt_is_computed_again() {
+        for (share, answer) in [(0.0, 200.0), (0.01, 200.0), (0.5, 0.0)] {
+            let gauge = gauge(share, answer, &[30, 50]);
+            assert_eq!(gauge.held, None, "{share} {answer}");
+            assert!(!is_held(&gauge, 60.0, 0.0));
+        }
+        assert!(is_held(&gauge(0.5, 200.0, &[]), 0.0, 0.0), "a pool without servers takes none");
+    }
+
+    #[test]
+    fn stretch_must_be_above_zero() {
+        let error = Recompute::new(&serde_json::json!({"stretch": 0.0})).unwrap_err().to_string();
+        assert!(error.contains("stretch") && error.contains("more than 0"), "{error}");
+    }
+}

@@ -1,0 +1,124 @@
+//! The share of computed blocks that a server had computed before and that none holds any more.
+//!
+//! It says what an eviction costs. Where prompts do not return, it is 0. Where conversations return and the caches of
+//! all servers together are too small for them, most of the computed blocks may be such blocks.
+//!
+//! One block in 64 is remembered, chosen by a hash of the prompt up to it. A prompt that returns has the same ones, so
+//! the share needs no further correction. Memory is bounded by [`MOST`]; the oldest half is forgotten at once.
+
+use super::claims::step;
+use super::key::BlockKey;
+use ahash::AHashSet;
+use attache_types::clock::Timestamp;
+use parking_lot::Mutex;
+
+/// A remembered block has these bits 0.
+const SAMPLED: u64 = (64 - 1) << 40;
+/// 32,768 remembered blocks in each half: with blocks of 16 tokens, 67 million tokens in both.
+const MOST: usize = 1 << 15;
+/// Half-life of the sums, 60 s: as that of the load, [`attache_pool::speed`].
+const HALF_LIFE: f64 = 60.0;
+/// 8 remembered blocks, about 8,000 tokens, count as computed for the first time, so that a few do not decide.
+const PRIOR: f64 = 8.0;
+
+/// Sums over recent prompts.
+#[derive(Debug, Default)]
+pub(super) struct Recomputed {
+    sums: Mutex<Sums>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    recent: AHashSet<u64>,
+    older: AHashSet<u64>,
+    computed: f64,
+    again: f64,
+    at: Timestamp,
+}
+
+impl Recomputed {
+    /// Records a prompt that was sent to a server with its first `held` blocks. `anywhere` blocks of it are held by any.
+    pub(super) fn sent(&self, keys: &[BlockKey], held: u32, anywhere: u32, now: Timestamp) {
+        let mut sums = self.sums.lock();
+        sums.decay(now);
+        let mut path = 0;
+        for (depth, key) in (1usize..).zip(keys) {
+            path = step(path, depth, *key);
+            if path & SAMPLED != 0 {
+                continue;
+            }
+            let is_new = sums.remember(path);
+            if depth > held as usize {
+                sums.computed += 1.0;
+                sums.again += f64::from(u8::from(!is_new && depth > anywhere as usize));
+            }
+        }
+    }
+
+    /// The share, 0..1.
+    pub(super) fn share(&self) -> f64 {
+        let sums = self.sums.lock();
+        sums.again / (sums.computed + PRIOR)
+    }
+}
+
+impl Sums {
+    fn decay(&mut self, now: Timestamp) {
+        let kept = (-now.since(self.at).as_secs_f64() / HALF_LIFE).exp2();
+        self.computed *= kept;
+        self.again *= kept;
+        self.at = self.at.max(now);
+    }
+
+    /// Returns whether the block was not remembered yet.
+    fn remember(&mut self, path: u64) -> bool {
+        if self.recent.contains(&path) {
+            return false;
+        }
+        if self.recent.len() >= MOST {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(path);
+        !self.older.contains(&path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+    fn prompt(number: u64) -> Vec<BlockKey> {
+        (0..6_400u64).map(|i| BlockKey(xxh3_64_with_seed(&i.to_le_bytes(), number))).collect()
+    }
+
+    fn second(n: u64) -> Timestamp {
+        Timestamp(n * 1_000_000_000)
+    }
+
+    #[test]
+    fn blocks_that_come_back_after_all_servers_evicted_them_count() {
+        let recomputed = Recomputed::default();
+        (0..10).for_each(|n| recomputed.sent(&prompt(n), 0, 0, second(n)));
+        assert!(recomputed.share() == 0.0, "all are new");
+        (0..10).for_each(|n| recomputed.sent(&prompt(n), 6_400, 6_400, second(10 + n)));
+        assert!(recomputed.share() == 0.0, "none is computed");
+        (0..10).for_each(|n| recomputed.sent(&prompt(n), 0, 6_400, second(20 + n)));
+        assert!(recomputed.share() == 0.0, "another server holds them");
+        (0..30).for_each(|n| recomputed.sent(&prompt(n % 10), 0, 0, second(30 + n)));
+        assert!((0.5..0.8).contains(&recomputed.share()), "{}", recomputed.share());
+        (0..300).for_each(|n| recomputed.sent(&prompt(100 + n), 0, 0, second(60 + n)));
+        assert!(recomputed.share() < 0.05, "{}", recomputed.share());
+        assert!(recomputed.sums.lock().recent.len() <= MOST);
+    }
+
+    #[test]
+    fn a_few_short_prompts_prove_nothing() {
+        let recomputed = Recomputed::default();
+        (0..200).for_each(|n| recomputed.sent(&prompt(n % 2)[..4], 0, 0, second(n)));
+        assert!(recomputed.share() < 0.7, "{}", recomputed.share());
+        let shared = Recomputed::default();
+        (0..2_000).for_each(|n| shared.sent(&prompt(n)[..100], 0, 0, second(n / 10)));
+        assert!(shared.share() == 0.0);
+    }
+}
