@@ -271,9 +271,9 @@ impl PrefixCache {
         self.stats.matched_tokens.fetch_add(u64::from(matched_tokens), Relaxed);
     }
 
-    /// Counts which blocks of a whole prompt its server computes for the first time.
-    pub(crate) fn sent(&self, update: &PrefixUpdate, now: Timestamp) {
-        self.recomputed.sent(&update.keys, update.held, update.anywhere, now);
+    /// Counts which blocks of a whole prompt its server has computed for the first time.
+    pub(crate) fn computed(&self, update: &PrefixUpdate, now: Timestamp) {
+        self.recomputed.computed(&update.keys, update.held, update.anywhere, now);
     }
 
     /// The share of computed blocks that were computed before and that no server holds any more, in recent prompts whose

@@ -56,9 +56,6 @@ impl Learning {
     pub fn begin(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!update.keys.is_empty()).then(|| cache.claim(endpoint, &update, now));
         let believed = update.foretold;
-        if update.whole {
-            cache.sent(&update, now);
-        }
         Self { cache, update, claim, in_use: None, believed }
     }
 
@@ -103,6 +100,7 @@ impl Learning {
                 self.believed =
                     self.believed.min(self.cache.believed(endpoint, &self.update.keys, self.update.own_keys));
             }
+            self.cache.computed(&self.update, now);
             self.in_use = self.cache.record_in_use(endpoint, &self.update.keys, self.update.tenant, now);
         }
     }

@@ -37,8 +37,9 @@ struct Sums {
 }
 
 impl Recomputed {
-    /// Records a prompt that was sent to a server with its first `held` blocks. `anywhere` blocks of it are held by any.
-    pub(super) fn sent(&self, keys: &[BlockKey], held: u32, anywhere: u32, now: Timestamp) {
+    /// Records a prompt that a server with its first `held` blocks has computed. At its decision, some server held
+    /// `anywhere` blocks of it.
+    pub(super) fn computed(&self, keys: &[BlockKey], held: u32, anywhere: u32, now: Timestamp) {
         let mut sums = self.sums.lock();
         sums.decay(now);
         let mut path = 0;
@@ -99,15 +100,15 @@ mod tests {
     #[test]
     fn blocks_that_come_back_after_all_servers_evicted_them_count() {
         let recomputed = Recomputed::default();
-        (0..10).for_each(|n| recomputed.sent(&prompt(n), 0, 0, second(n)));
+        (0..10).for_each(|n| recomputed.computed(&prompt(n), 0, 0, second(n)));
         assert!(recomputed.share() == 0.0, "all are new");
-        (0..10).for_each(|n| recomputed.sent(&prompt(n), 6_400, 6_400, second(10 + n)));
+        (0..10).for_each(|n| recomputed.computed(&prompt(n), 6_400, 6_400, second(10 + n)));
         assert!(recomputed.share() == 0.0, "none is computed");
-        (0..10).for_each(|n| recomputed.sent(&prompt(n), 0, 6_400, second(20 + n)));
+        (0..10).for_each(|n| recomputed.computed(&prompt(n), 0, 6_400, second(20 + n)));
         assert!(recomputed.share() == 0.0, "another server holds them");
-        (0..30).for_each(|n| recomputed.sent(&prompt(n % 10), 0, 0, second(30 + n)));
+        (0..30).for_each(|n| recomputed.computed(&prompt(n % 10), 0, 0, second(30 + n)));
         assert!((0.5..0.8).contains(&recomputed.share()), "{}", recomputed.share());
-        (0..300).for_each(|n| recomputed.sent(&prompt(100 + n), 0, 0, second(60 + n)));
+        (0..300).for_each(|n| recomputed.computed(&prompt(100 + n), 0, 0, second(60 + n)));
         assert!(recomputed.share() < 0.05, "{}", recomputed.share());
         assert!(recomputed.sums.lock().recent.len() <= MOST);
     }
@@ -115,10 +116,10 @@ mod tests {
     #[test]
     fn a_few_short_prompts_prove_nothing() {
         let recomputed = Recomputed::default();
-        (0..200).for_each(|n| recomputed.sent(&prompt(n % 2)[..4], 0, 0, second(n)));
+        (0..200).for_each(|n| recomputed.computed(&prompt(n % 2)[..4], 0, 0, second(n)));
         assert!(recomputed.share() < 0.7, "{}", recomputed.share());
         let shared = Recomputed::default();
-        (0..2_000).for_each(|n| shared.sent(&prompt(n)[..100], 0, 0, second(n / 10)));
+        (0..2_000).for_each(|n| shared.computed(&prompt(n)[..100], 0, 0, second(n / 10)));
         assert!(shared.share() == 0.0);
     }
 }

@@ -347,3 +347,20 @@ fn measured_tokens_per_block_apply_to_other_block_sizes() {
     cache.measured(31, 16_128);
     assert_eq!(own(&cache), 5_120);
 }
+
+#[test]
+fn only_prompts_that_were_computed_can_be_computed_again() {
+    let cache = Arc::new(cache(BlockUnit::Tokens(16)));
+    cache.reconcile(&snapshot(&[(1, started(1.0))]));
+    let send = |salt: u64, good: bool| {
+        let keys = prompt(6_400, salt);
+        let prefix_update = cache.lookup(&mut &keys[..], NOW).prefix_update(EndpointId(1), keys, true);
+        let mut learning = Learning::begin(cache.clone(), prefix_update, EndpointId(1), NOW);
+        learning.first_byte(good, EndpointId(1), NOW);
+    };
+    (0..4).for_each(|salt| send(salt, false));
+    (0..4).for_each(|salt| send(salt, true));
+    assert!(cache.recomputed() == 0.0, "the server refused them before: {}", cache.recomputed());
+    (0..4).for_each(|salt| send(salt, true));
+    assert!((0.3..0.6).contains(&cache.recomputed()), "it holds 100 of 6,400 blocks: {}", cache.recomputed());
+}
