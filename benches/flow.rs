@@ -51,7 +51,7 @@ const FULL: Gauge = Gauge::FULL;
 const EMPTY: Gauge = Gauge {
     ways: Ways::whole(StageSaturation { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }),
     long: None,
-    held: None,
+    delay: None,
 };
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
@@ -116,7 +116,7 @@ impl Bench {
         let pending = self.flow.pending().requests;
         // Room for exactly one more.
         let one = StageSaturation { requests: (-f64::from(pending), 1.0), ..StageSaturation::default() };
-        let room = Gauge { ways: Ways::whole(one), long: None, held: None };
+        let room = Gauge { ways: Ways::whole(one), long: None, delay: None };
         self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
         let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };
         self.ends(passage);

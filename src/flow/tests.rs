@@ -22,7 +22,7 @@ mod running;
 pub(super) fn gauge(capacity: u32, running: u32) -> Gauge {
     let one = 1.0 / f64::from(capacity);
     let answers = StageSaturation { requests: (f64::from(running) * one, one), ..StageSaturation::default() };
-    Gauge { ways: Ways::whole(answers), long: None, held: None }
+    Gauge { ways: Ways::whole(answers), long: None, delay: None }
 }
 
 pub(super) fn fairness(name: &str, parameters: &Value) -> Arc<dyn Fairness> {
@@ -220,7 +220,7 @@ fn way_of_serving_selects_saturation() {
     ] {
         let mut flow = FlowControl::<()>::new(Settings::default(), Box::new(Fixed::default()));
         let arrival = Arrival { need: Need { way, ..Need::default() }, ..of("a") };
-        let gauge = Gauge { ways: gauge, long: None, held: None };
+        let gauge = Gauge { ways: gauge, long: None, delay: None };
         let verdict = flow.enqueue(&arrival, |_| (), &gauge, at(0), &mut for_request(1, 1), &mut Vec::new());
         assert_eq!(matches!(verdict, Verdict::Dispatch(_)), goes, "{name}: {verdict:?}");
         // A further check does not dispatch it either: only its own need makes the pool full.

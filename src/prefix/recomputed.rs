@@ -3,8 +3,8 @@
 //! It says what an eviction costs. Where prompts do not return, it is 0. Where conversations return and the caches of
 //! all servers together are too small for them, most of the computed blocks may be such blocks.
 //!
-//! One block in 64 is remembered, chosen by a hash of the prompt up to it. A prompt that returns has the same ones, so
-//! the share needs no further correction. Memory is bounded by [`MOST`]; the oldest half is forgotten at once.
+//! One block in 64 is remembered, chosen by a hash of the prompt up to it. A prompt that returns has the same ones.
+//! Memory is bounded by [`MOST`]; the oldest half is forgotten at once.
 
 use super::claims::step;
 use super::key::BlockKey;

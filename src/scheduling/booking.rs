@@ -110,13 +110,6 @@ pub enum Dispatch<'p> {
     Whole,
 }
 
-/// Begins to learn from a prompt, and tells the pool's speed what evictions cost.
-fn begin_learning(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: &Endpoint, now: Timestamp) -> Learning {
-    let learning = Learning::begin(cache, update, endpoint.id, now);
-    endpoint.speed.pool().set_recomputed(learning.recomputed());
-    learning
-}
-
 impl Booking {
     /// Books `order` on `endpoint`, whose metrics are in `snapshot`; those older than `stale_after` are ignored.
     #[must_use]
@@ -141,7 +134,7 @@ impl Booking {
         // Before the ticket: the prediction must not include this request's own load.
         let reservation =
             (understood && !arrives).then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
-        let learning = prefix_update.map(|(cache, update)| begin_learning(cache, update, &endpoint, now));
+        let learning = prefix_update.map(|(cache, update)| Learning::begin(cache, update, endpoint.id, now));
         // Cached tokens are not computed again, nor is a prompt from another server.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
         Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share).used_at(now), reservation, learning, later }
@@ -167,11 +160,10 @@ impl Booking {
     /// Adds the updates of the prefix cache, where the blocks of the prompt become known after the booking. `begun`:
     /// the response has begun, so the endpoint has computed the prompt.
     pub fn learn(&mut self, cache: Arc<PrefixCache>, update: PrefixUpdate, begun: bool, now: Timestamp) {
-        let mut learning = begin_learning(cache, update, self.endpoint(), now);
+        self.learning = Some(Learning::begin(cache, update, self.endpoint().id, now));
         if begun {
-            learning.first_byte(true, self.endpoint().id, now);
+            self.learn_first_byte(true, now);
         }
-        self.learning = Some(learning);
     }
 
     /// The booked endpoint.
@@ -216,8 +208,15 @@ impl Booking {
         if let Some(reservation) = &mut self.reservation {
             reservation.first_token(is_first_token && good, now);
         }
+        self.learn_first_byte(good, now);
+    }
+
+    /// Updates the prefix cache, and gives the pool the share of recomputed blocks that the cache has learned.
+    fn learn_first_byte(&mut self, good: bool, now: Timestamp) {
         if let Some(learning) = &mut self.learning {
-            learning.first_byte(good, self.ticket.endpoint().id, now);
+            let endpoint = self.ticket.endpoint();
+            learning.first_byte(good, endpoint.id, now);
+            endpoint.speed.pool().set_recomputed(learning.recomputed());
         }
     }
 

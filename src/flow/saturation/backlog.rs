@@ -160,7 +160,7 @@ impl Detector for Backlog {
             (for_short, StageSaturation { requests: (long, 1.0 / count), ..StageSaturation::default() })
         });
         let long = Long { from: self.prefill / 2.0, ways: both.map(|(_, long)| long) };
-        Gauge { ways: both.map(|(short, _)| short), long: Some(long), held: None }
+        Gauge { ways: both.map(|(short, _)| short), long: Some(long), delay: None }
     }
 
     fn changes_in(&self, view: &View<'_>) -> Option<Duration> {

@@ -82,13 +82,13 @@ pub struct Gauge {
     pub ways: Ways,
     /// Saturation for long work, if that differs.
     pub long: Option<Long>,
-    /// The server whose requests a further prompt delays the least, if prompts may be held back for them.
-    pub held: Option<Held>,
+    /// What a further prompt delays, if prompts may be held back for that.
+    pub delay: Option<Delay>,
 }
 
-/// What a prompt delays at least, wherever it goes; see [`recompute`].
+/// The requests that a further prompt delays, on the server where it delays them least; see [`recompute`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Held {
+pub struct Delay {
     /// Part of the computed blocks that were computed before, 0..1.
     pub share: f64,
     /// Requests of the server.
@@ -99,7 +99,7 @@ pub struct Held {
     pub stretch: f64,
 }
 
-impl Held {
+impl Delay {
     /// 1 or more while a request should wait.
     fn saturation(&self, pending: Load, need: Need) -> f64 {
         let requests = self.requests + f64::from(pending.requests);
@@ -119,14 +119,14 @@ pub struct Long {
 
 impl Gauge {
     /// A pool without endpoints, or one that takes no request.
-    pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None, held: None };
+    pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None, delay: None };
 
     /// The saturation with the `pending` load added, for a request with this `need`. The least for [`Need::default`].
     #[must_use]
     pub fn saturation(&self, pending: Load, need: Need) -> f64 {
         let long = self.long.as_ref().filter(|long| need.work >= long.from);
         let by_load = long.map_or(&self.ways, |long| &long.ways).saturation(need.way, pending);
-        self.held.map_or(by_load, |held| by_load.max(held.saturation(pending, need)))
+        self.delay.map_or(by_load, |delay| by_load.max(delay.saturation(pending, need)))
     }
 }
 
@@ -183,7 +183,7 @@ pub trait Detector: Send + Sync + Debug {
 
 /// The gauge of a pool, where `of` measures the endpoints of one stage.
 fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> StageSaturation) -> Gauge {
-    Gauge { ways: by_way(view, of), long: None, held: None }
+    Gauge { ways: by_way(view, of), long: None, delay: None }
 }
 
 /// The figure that `of` gives for the endpoints of each stage, by way of serving. Pairs exist if some endpoints only

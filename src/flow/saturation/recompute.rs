@@ -1,13 +1,15 @@
-//! `recompute-detector`: holds a prompt back while its computation would delay the requests of a server longer than
-//! they need to end, in a pool whose caches are too small for the conversations that return.
+//! `recompute-detector`: holds long prompts back while servers compute evicted conversations again. Each such prompt would
+//! delay the requests of its server for longer than most of them need to end.
 //!
 //! ```text
 //! saturation = share · requests · (work - waited / stretch) / remaining
 //! share      = part of the computed blocks that were computed before and that no server holds any more
-//! requests   = requests of the server that is nearest to its end, those of other clients included
-//! work       = seconds in which the prompt is computed, where most of it is cached
-//! remaining  = seconds for half a mean response there
+//! requests   = requests of one server, those of other clients included
+//! work       = seconds to compute the prompt, on the server that holds most of it
+//! remaining  = seconds for half a mean response on that one server
 //! ```
+//!
+//! The one server is that with the lowest `requests / remaining`: a prompt delays its requests least.
 //!
 //! While a server computes a prompt, none of its requests receives a token. They keep their blocks meanwhile, so fewer
 //! idle conversations stay in the cache, and those are computed again when they return. So a full pool computes more,
@@ -24,7 +26,8 @@
 //! When not: without the text of prompts, or with KV events only, the share is unknown and nothing is held back.
 //! Source: ours. ThunderAgent (arXiv 2602.13692) pauses programs for the same reason, by the size of their contexts.
 
-use super::{Detector, Gauge, Held, StageSaturation, View, by_stage};
+use super::{Delay, Detector, Gauge, StageSaturation, View, by_stage};
+use crate::ordering::least_work::DEFAULT_STRETCH;
 use crate::registry::PolicyDescriptor;
 use attache_pool::speed::Work;
 use attache_scheduling::plugin::{ParamError, params};
@@ -41,8 +44,6 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     build: |value: &Value| Recompute::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 
-/// 10, as the ordering `least-work`: a request may be delayed by ten times its own work.
-pub(crate) const DEFAULT_STRETCH: f64 = 10.0;
 /// 2 %: below, the delay of others is not worth holding a prompt back, and the pool is not measured.
 const LEAST_SHARE: f64 = 0.02;
 /// 250 ms between checks whether a request has waited long enough.
@@ -68,35 +69,35 @@ struct Recompute {
 impl Recompute {
     fn new(parameters: &Value) -> Result<Self, ParamError> {
         let Params { stretch } = params(parameters)?;
-        if !(0.0..f64::INFINITY).contains(&stretch) || stretch == 0.0 {
+        if !(stretch.is_finite() && stretch > 0.0) {
             return Err(ParamError::value("stretch", stretch, "more than 0 is needed"));
         }
         Ok(Self { stretch })
     }
 
-    fn held(&self, view: &View<'_>) -> Option<Held> {
+    fn delay(&self, view: &View<'_>) -> Option<Delay> {
         let pool = view.pool.endpoints.first()?.live().speed.pool();
         let (share, answer) = (pool.recomputed(), pool.answer_tokens());
         if share < LEAST_SHARE || answer <= 0.0 {
             return None;
         }
-        let mut nearest: Option<Held> = None;
+        let mut least: Option<Delay> = None;
         for state in view.answering() {
             let (fresh, live) = (state.fresh(view.now, view.stale_after), state.live());
             let (_, predicted) = live.speed.forecast(&live.ledger, fresh, Work::default(), view.now);
             let requests = f64::from(live.ledger.in_flight()) + fresh.map_or(0.0, |m| f64::from(m.others));
             let remaining = answer / 2.0 * predicted.per_token;
-            if nearest.is_none_or(|held| requests * held.remaining < held.requests * remaining) {
-                nearest = Some(Held { share, requests, remaining, stretch: self.stretch });
+            if least.is_none_or(|least| requests * least.remaining < least.requests * remaining) {
+                least = Some(Delay { share, requests, remaining, stretch: self.stretch });
             }
         }
-        nearest.filter(|held| held.remaining > 0.0)
+        least.filter(|delay| delay.remaining > 0.0)
     }
 }
 
 impl Detector for Recompute {
     fn gauge(&self, view: &View<'_>) -> Gauge {
-        Gauge { held: self.held(view), ..by_stage(view, |_| StageSaturation::default()) }
+        Gauge { delay: self.delay(view), ..by_stage(view, |_| StageSaturation::default()) }
     }
 
     fn changes_in(&self, _: &View<'_>) -> Option<Duration> {
@@ -157,7 +158,7 @@ mod tests {
     fn nothing_waits_where_no_prompt_is_computed_again() {
         for (share, answer) in [(0.0, 200.0), (0.01, 200.0), (0.5, 0.0)] {
             let gauge = gauge(share, answer, &[30, 50]);
-            assert_eq!(gauge.held, None, "{share} {answer}");
+            assert_eq!(gauge.delay, None, "{share} {answer}");
             assert!(!is_held(&gauge, 60.0, 0.0));
         }
         assert!(is_held(&gauge(0.5, 200.0, &[]), 0.0, 0.0), "a pool without servers takes none");

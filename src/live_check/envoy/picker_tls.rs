@@ -1,4 +1,5 @@
-//! TLS between Envoy and the picker: whether both use it, whom Envoy trusts, and the name in the handshake.
+//! Checks of TLS between Envoy and the picker: whether both use it, which certificates Envoy accepts, and the name that it
+//! sends in the handshake.
 
 use super::field::{at, flag, has, list, message_name, text};
 use super::model_cluster::http_options;
