@@ -172,7 +172,7 @@ impl Pool {
                 ..PickContext::new(&self.snapshot, self.now, Duration::from_secs(2))
             };
             let mut rng = for_request(batch, i);
-            let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut rng).expect("a decision");
+            let decision = scheduler.decide(strategy, &cx, Explain::No, &mut rng).expect("a decision");
             std::hint::black_box(decision);
         })
     }

@@ -31,7 +31,7 @@ use attache_picker::split::LegResult;
 use attache_picker::tenant::Tenant;
 use attache_picker::warming::Warming;
 use attache_protocol::{self as protocol, Api, BodyFormat};
-use attache_scheduling::scheduler::Subset;
+use attache_scheduling::Subset;
 use attache_telemetry::trace::{RequestSpan, Step as TraceStep};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Fault, Reason, RequestError};

@@ -4,8 +4,8 @@
 use attache_picker::head::{Header, is_identity};
 use attache_picker::in_flight::{Origin, ResponseHead};
 use attache_pool::Endpoint;
+use attache_scheduling::Subset;
 use attache_scheduling::router::DESTINATION_NAMESPACE;
-use attache_scheduling::scheduler::Subset;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};

@@ -89,11 +89,12 @@ impl DeadlineCheck<'_> {
         let prompt_tokens = lookup.as_ref().map_or(facts.prompt_tokens, PromptLookup::prompt_tokens);
         let cx = PickContext {
             request: RequestFacts { prompt_tokens, ..*facts },
+            subset: q.subset,
             filter: self.filter,
             prefix: lookup.as_ref().map(|l| &l.found),
             ..PickContext::new(&snapshot, q.now, self.runtime.pool.stale_after)
         };
-        let candidates = self.runtime.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
+        let candidates = self.runtime.pool.scheduler.eligible(&cx, self.strategy.roles(&cx));
         let Some(outlook) = outlook(&cx, &candidates, bounds, passed) else {
             self.judged(Some(DeadlineOutcome::Unknown));
             return Ok(None);

@@ -287,13 +287,14 @@ impl<'a> Explainer<'a> {
         let (chosen, pool) = (deciding.chosen, deciding.pool());
         let cx = PickContext {
             request: deciding.facts,
+            subset: q.subset,
             filter: chosen.filter.as_ref(),
             generates: deciding.call.generates,
             ..PickContext::new(snapshot, q.now, pool.stale_after)
         };
         let roles = chosen.choice.strategy.roles(&cx);
         let endpoint = |state| {
-            let excluded = pool.scheduler.exclusion(&cx, q.subset, roles, state);
+            let excluded = pool.scheduler.exclusion(&cx, roles, state);
             Holding { excluded, ..holding(state, found) }
         };
         snapshot.endpoints.iter().map(endpoint).collect()

@@ -6,8 +6,8 @@ use super::decide::RequestView;
 use super::head::Head;
 use super::picker::Picker;
 use attache_pool::{EndpointState, PoolSnapshot};
+use attache_scheduling::Subset;
 use attache_scheduling::decision::Ranking;
-use attache_scheduling::scheduler::Subset;
 use attache_scheduling::{Decision, PickContext};
 use attache_types::error::{Reason, RequestError};
 
@@ -33,9 +33,7 @@ pub(super) fn preset(
     ranking.because("holds the previous response");
     let holds = |s: &&EndpointState| {
         let spec = &s.endpoint.spec;
-        let allowed =
-            q.subset.is_none_or(|h| h.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels));
-        s.endpoint.id == owner && !spec.draining && allowed
+        s.endpoint.id == owner && !spec.draining && cx.allows(spec)
     };
     if let Some(state) = cx.snapshot.endpoints.iter().find(holds) {
         ranking.push(&state.endpoint);

@@ -19,8 +19,8 @@ use attache_pool::Endpoint;
 use attache_pool::health::Availability;
 use attache_pool::ranks::RankBooking;
 use attache_protocol::{Api, Usage};
+use attache_scheduling::Subset;
 use attache_scheduling::plugin::Headers;
-use attache_scheduling::scheduler::Subset;
 use attache_scheduling::{Dispatch, PickContext, RequestFacts};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
@@ -566,13 +566,13 @@ impl Plan {
             headers,
             ..RequestFacts::default()
         };
-        let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
+        let cx = PickContext { request: facts, subset, ..PickContext::new(&snapshot, now, pool.stale_after) };
         let first = self.decision.picks.first().map(|first| first.id);
         let mut booked = self.booked.take();
         let tape = booked.as_ref().map(|booked| booked.tape().clone()).unwrap_or_default();
         let unprobed = |server: &Endpoint| tape.probe_lost(server);
         let rng = || picker.next_rng();
-        let successor = pool.scheduler.renew(&mut self.decision, &cx, subset, prefill, unprobed, rng);
+        let successor = pool.scheduler.renew(&mut self.decision, &cx, prefill, unprobed, rng);
         if let (Ok(Some(server)), Some(first), Some(booked)) = (&successor, first, &mut booked) {
             booked.move_to(server, now, || self.noted_elsewhere(first, server.id, now));
             // The rank belongs to the previous worker.

@@ -82,7 +82,7 @@ fn decide_by_role(pool: &PoolSnapshot) -> Result<Decision, RequestError> {
     let pipeline = registry().build("pipeline", &parameters).unwrap();
     let scheduler = Scheduler::new(Choices::only("pipeline", pipeline), HealthPolicy::default(), 1);
     let strategy = &*scheduler.choices.default.strategy;
-    scheduler.decide(strategy, &context(pool), None, Explain::No, &mut for_request(0, 0))
+    scheduler.decide(strategy, &context(pool), Explain::No, &mut for_request(0, 0))
 }
 
 #[test]

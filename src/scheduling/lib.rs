@@ -31,6 +31,7 @@ pub mod router;
 pub mod scheduler;
 pub mod selector;
 pub mod split;
+pub mod subset;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod weighted;
@@ -48,6 +49,7 @@ pub use registry::Registry;
 pub use router::{Pool, Router};
 pub use scheduler::Scheduler;
 pub use split::{Decider, Split, SplitPolicy};
+pub use subset::Subset;
 
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,9 @@ use super::objective::Objective;
 use super::policy::ModelPolicy;
 use super::selector::LabelSelector;
 use super::split::{self, Media, Pair, PairCandidates};
+use super::subset::Subset;
 use attache_pool::slo_profile::SloProfiles;
-use attache_pool::{Endpoint, PoolSnapshot, Roles};
+use attache_pool::{Endpoint, EndpointSpec, PoolSnapshot, Roles};
 use attache_prefix::cache::Found;
 use attache_protocol::Prompt;
 use attache_types::clock::Timestamp;
@@ -145,6 +146,8 @@ pub struct PickContext<'a> {
     pub snapshot: &'a PoolSnapshot,
     /// Age at which metrics become stale.
     pub stale_after: Duration,
+    /// The endpoints that the gateway allows; `None`: all.
+    pub subset: Option<&'a Subset>,
     /// The request may be sent only to endpoints with these labels.
     pub filter: Option<&'a LabelSelector<'a>>,
     /// Cached prefix lengths by endpoint; `None` if the prefix index was not queried.
@@ -168,13 +171,14 @@ impl<'a> PickContext<'a> {
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy, objective) = (RequestFacts::default(), ModelPolicy::default(), Objective::default());
-        let (filter, prefix) = (None, None);
+        let (subset, filter, prefix) = (None, None, None);
         let (splittable, generates, encodable, dry_run) = (false, false, false, false);
         Self {
             now,
             request,
             snapshot,
             stale_after,
+            subset,
             filter,
             prefix,
             policy,
@@ -184,6 +188,13 @@ impl<'a> PickContext<'a> {
             encodable,
             dry_run,
         }
+    }
+
+    /// Whether the gateway's subset and the request's labels allow the endpoint.
+    #[must_use]
+    pub fn allows(&self, spec: &EndpointSpec) -> bool {
+        self.subset.is_none_or(|subset| subset.allows(spec.address))
+            && self.filter.is_none_or(|filter| filter.matches(&spec.labels))
     }
 }
 

@@ -22,70 +22,13 @@ use super::objective::Objective;
 use super::plugin::{PickContext, Strategy};
 use super::split::{self, ComparedPair, Decider, Pair, Split, SplitPolicy, Unpaired};
 use attache_pool::health::{Availability, HealthPolicy};
-use attache_pool::{Endpoint, EndpointSpec, EndpointState, Roles};
+use attache_pool::{Endpoint, EndpointState, Roles};
 use attache_types::error::{Reason, RequestError};
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
 use smallvec::SmallVec;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// Returns the probes of encode and prefill servers that a dropped decision has claimed.
-fn return_probes(cx: &PickContext<'_>, decision: &Decision) {
-    let unprobed = [
-        decision.encode.first().filter(|_| decision.encode_probe),
-        decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
-    ];
-    if !cx.dry_run {
-        unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
-    }
-}
-
-/// Endpoints that the gateway allows, from its subset hint. An entry without a port allows every port of the address.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subset(SmallVec<[(IpAddr, Option<u16>); 4]>);
-
-/// Most entries of a subset hint; further ones are ignored and counted as malformed.
-pub const MAX_SUBSET_ENTRIES: usize = 4_096;
-
-impl Subset {
-    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false if it is malformed or exceeds
-    /// [`MAX_SUBSET_ENTRIES`].
-    pub fn add(&mut self, entry: &str) -> bool {
-        let parsed = parse_entry(entry.trim()).filter(|_| self.0.len() < MAX_SUBSET_ENTRIES);
-        self.0.extend(parsed);
-        parsed.is_some()
-    }
-
-    /// The entries, in the format of [`Subset::add`].
-    pub fn entries(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(|(ip, port)| match port {
-            Some(port) => SocketAddr::new(*ip, *port).to_string(),
-            None => ip.to_string(),
-        })
-    }
-
-    /// Whether the gateway allows `address`.
-    #[must_use]
-    pub fn allows(&self, address: SocketAddr) -> bool {
-        let (address, at) = (address.ip().to_canonical(), address.port());
-        self.0.iter().any(|(ip, port)| *ip == address && port.is_none_or(|p| p == at))
-    }
-}
-
-/// Address and port of one entry. An IPv4-mapped IPv6 address counts as IPv4.
-fn parse_entry(entry: &str) -> Option<(IpAddr, Option<u16>)> {
-    let (ip, port) = match entry.parse::<SocketAddr>() {
-        Ok(address) => (address.ip(), Some(address.port())),
-        Err(_) => {
-            let bracketed = entry.strip_prefix('[').and_then(|e| e.strip_suffix(']'));
-            let ip = bracketed.map_or_else(|| entry.parse(), |e| e.parse::<Ipv6Addr>().map(IpAddr::V6));
-            (ip.ok()?, None)
-        }
-    };
-    Some((ip.to_canonical(), port))
-}
 
 /// Makes the decisions of one pool.
 #[derive(Debug)]
@@ -159,11 +102,6 @@ impl Scheduler {
         &self.health
     }
 
-    fn ranking(&self, explain: Explain) -> Ranking {
-        let ranking = Ranking::new(self.wanted);
-        if explain == Explain::No { ranking } else { ranking.explained() }
-    }
-
     /// As [`Scheduler::decide`], without side effects: the strategy remembers nothing, and no endpoint is probed.
     ///
     /// # Errors
@@ -172,16 +110,15 @@ impl Scheduler {
         &self,
         strategy: &dyn Strategy,
         cx: &PickContext<'_>,
-        subset: Option<&Subset>,
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
         let cx = &PickContext { dry_run: true, objective: self.objective, ..*cx };
-        self.rank(strategy, cx, subset, explain, rng)
+        Round { scheduler: self, strategy, cx, explain, rng }.run()
     }
 
-    /// Decides by `strategy` which endpoints serve the request, among those that `subset` allows (`None`: all), and
-    /// records the decision in the strategy.
+    /// Decides by `strategy` which endpoints serve the request, among those that `cx` allows, and records the decision in
+    /// the strategy.
     ///
     /// # Errors
     /// Status 503:
@@ -194,12 +131,11 @@ impl Scheduler {
         &self,
         strategy: &dyn Strategy,
         cx: &PickContext<'_>,
-        subset: Option<&Subset>,
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
         let cx = &PickContext { objective: self.objective, ..*cx };
-        let mut decision = self.rank(strategy, cx, subset, explain, rng)?;
+        let mut decision = Round { scheduler: self, strategy, cx, explain, rng }.run()?;
         if let Some(first) = decision.picks.first() {
             decision.trail = strategy.picked(cx, first).map(Box::new);
         }
@@ -214,19 +150,13 @@ impl Scheduler {
 
     /// Why an endpoint is no candidate for a request of a strategy that wants `roles`; `None` if it is one.
     #[must_use]
-    pub fn exclusion(
-        &self,
-        cx: &PickContext<'_>,
-        subset: Option<&Subset>,
-        roles: Roles,
-        state: &EndpointState,
-    ) -> Option<&'static str> {
+    pub fn exclusion(&self, cx: &PickContext<'_>, roles: Roles, state: &EndpointState) -> Option<&'static str> {
         let spec = &state.endpoint.spec;
         if state.is_draining() {
             Some("draining")
         } else if !state.serves(roles) {
             Some("has another role")
-        } else if subset.is_some_and(|subset| !subset.allows(spec.address)) {
+        } else if cx.subset.is_some_and(|subset| !subset.allows(spec.address)) {
             Some("not in the gateway's subset")
         } else if cx.filter.is_some_and(|filter| !filter.matches(&spec.labels)) {
             Some("its labels do not match the request's selector")
@@ -239,28 +169,84 @@ impl Scheduler {
 
     /// The candidates of a strategy that needs `roles`.
     #[must_use]
-    pub fn eligible<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Vec<Candidate<'a>> {
-        self.candidates(cx, subset, roles).candidates
+    pub fn eligible<'a>(&self, cx: &PickContext<'a>, roles: Roles) -> Vec<Candidate<'a>> {
+        self.candidates(cx, roles).candidates
     }
 
-    fn rank(
+    /// The endpoints with all of `roles` that may serve the request. Calls `ejected` for those that are ejected.
+    fn open<'a>(
         &self,
-        strategy: &dyn Strategy,
-        cx: &PickContext<'_>,
-        subset: Option<&Subset>,
-        explain: Explain,
-        rng: &mut PickRng,
-    ) -> Result<Decision, RequestError> {
-        let mut field = self.candidates(cx, subset, strategy.roles(cx));
-        if field.candidates.is_empty() {
-            return Err(no_candidate(cx, subset, strategy.roles(cx)));
+        cx: &PickContext<'a>,
+        roles: Roles,
+        mut ejected: impl FnMut(&'a EndpointState),
+    ) -> Vec<Candidate<'a>> {
+        let mut candidates = Vec::with_capacity(cx.snapshot.endpoints.len());
+        let is_restricted = cx.subset.is_some() || cx.filter.is_some();
+        for state in &cx.snapshot.endpoints {
+            if !state.serves(roles) || (is_restricted && !cx.allows(&state.endpoint.spec)) {
+                continue;
+            }
+            let surcharge = match state.live().health.availability(cx.now, &self.health) {
+                Availability::Open | Availability::HalfOpen => 0,
+                Availability::SlowStart(percent) => percent,
+                Availability::Ejected => {
+                    ejected(state);
+                    continue;
+                }
+            };
+            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
         }
-        // Each round decides, or drops candidates: one whose probe another decision has taken, or those that cannot
-        // serve the request. If the strategy wants none of the rest, ejection is ignored and the next round decides.
+        // A separate pass: within the loop above, its cache misses would delay loading the next endpoints.
+        Candidate::look_up(&mut candidates, cx);
+        candidates
+    }
+
+    /// The endpoints that may serve the request. If all of them are ejected, ejection is ignored. The request
+    /// would fail anyway, and failures of a whole pool often have a cause outside of its servers.
+    fn candidates<'a>(&self, cx: &PickContext<'a>, roles: Roles) -> CandidateSet<'a> {
+        let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
+        let candidates = self.open(cx, roles, |state| ejected.push(state));
+        let mut field = CandidateSet { candidates, ejected, ejection_ignored: false };
+        if field.candidates.is_empty() {
+            field.ignore_ejection(cx);
+        }
+        field
+    }
+}
+
+/// One scheduling of one request.
+struct Round<'r> {
+    scheduler: &'r Scheduler,
+    strategy: &'r dyn Strategy,
+    cx: &'r PickContext<'r>,
+    explain: Explain,
+    /// The random numbers of the request.
+    rng: &'r mut PickRng,
+}
+
+impl Round<'_> {
+    /// An empty ranking, for as many endpoints as the pool wants.
+    fn ranking(&self) -> Ranking {
+        let ranking = Ranking::new(self.scheduler.wanted);
+        if self.explain == Explain::No { ranking } else { ranking.explained() }
+    }
+
+    /// Narrows the pool to the candidates, has the strategy rank them, and splits the request if the pool does.
+    ///
+    /// # Errors
+    /// As [`Scheduler::decide`].
+    fn run(mut self) -> Result<Decision, RequestError> {
+        let Self { scheduler, strategy, cx, explain, .. } = self;
+        let mut field = scheduler.candidates(cx, strategy.roles(cx));
+        if field.candidates.is_empty() {
+            return Err(no_candidate(cx, strategy.roles(cx)));
+        }
+        // Each pass decides, or drops candidates: one whose probe another decision has taken, or those that cannot
+        // serve the request. If the strategy wants none of the rest, ejection is ignored and the next pass decides.
         loop {
-            let drawn = (explain == Explain::Full).then(|| rng.clone());
-            let mut ranking = self.ranking(explain);
-            strategy.rank(cx, &field.candidates, rng, &mut ranking);
+            let drawn = (explain == Explain::Full).then(|| self.rng.clone());
+            let mut ranking = self.ranking();
+            strategy.rank(cx, &field.candidates, self.rng, &mut ranking);
             let emptied_by = ranking.emptied_by();
             let Some(mut decision) = ranking.decide() else {
                 // The strategy may accept only endpoints that are ejected.
@@ -271,22 +257,22 @@ impl Scheduler {
                 continue;
             };
             decision.ejection_ignored = field.ejection_ignored;
-            decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
+            decision = self.divide(&field.candidates, decision);
             if let Some(drawn) = drawn {
-                decision.runner_up = self.runner_up(strategy, cx, &field.candidates, &decision, drawn);
+                decision.runner_up = self.runner_up(&field.candidates, &decision, drawn);
             }
-            if !self.can_serve(cx, &mut decision, &mut field) {
-                return_probes(cx, &decision);
+            if !self.can_serve(&mut decision, &mut field) {
+                self.return_probes(&decision);
                 if field.candidates.is_empty() {
-                    return Err(self.no_pair(cx, subset));
+                    return Err(scheduler.no_pair(cx));
                 }
                 continue;
             }
             let Some(first) = decision.picks.first().filter(|_| !field.ejection_ignored) else { return Ok(decision) };
-            let granted = match first.health.availability(cx.now, &self.health) {
+            let granted = match first.health.availability(cx.now, &scheduler.health) {
                 Availability::Open | Availability::SlowStart(_) => true,
                 Availability::HalfOpen => {
-                    decision.probe = self.claim_probe(cx, first);
+                    decision.probe = self.claim_probe(first);
                     decision.probe
                 }
                 // It was half open when candidates were collected: another decision has taken the probe since.
@@ -295,7 +281,7 @@ impl Scheduler {
             if granted {
                 return Ok(decision);
             }
-            return_probes(cx, &decision);
+            self.return_probes(&decision);
             field.exclude(first.id);
             if field.candidates.is_empty() {
                 field.ignore_ejection(cx);
@@ -304,40 +290,23 @@ impl Scheduler {
     }
 
     /// Adds prefill and encode servers to the decision `whole`, if the request is split.
-    #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
-    fn divide(
-        &self,
-        strategy: &dyn Strategy,
-        cx: &PickContext<'_>,
-        subset: Option<&Subset>,
-        explain: Explain,
-        decode: &[Candidate<'_>],
-        whole: Decision,
-        rng: &mut PickRng,
-    ) -> Decision {
-        let Some(policy) = &self.split else { return whole };
-        let mut sent = if cx.splittable && policy.decider != Decider::Never {
-            self.pair(strategy, cx, subset, explain, policy, decode, whole, rng)
+    fn divide(&mut self, decode: &[Candidate<'_>], whole: Decision) -> Decision {
+        let Some(policy) = &self.scheduler.split else { return whole };
+        let mut sent = if self.cx.splittable && policy.decider != Decider::Never {
+            self.pair(policy, decode, whole)
         } else {
             whole
         };
-        if cx.encodable {
-            self.encode(strategy, cx, subset, decode, &mut sent, rng);
+        if self.cx.encodable {
+            self.encode(policy, decode, &mut sent);
         }
         sent
     }
 
     /// Sets the encode servers in `sent`, if the request has images or audio.
-    fn encode(
-        &self,
-        strategy: &dyn Strategy,
-        cx: &PickContext<'_>,
-        subset: Option<&Subset>,
-        decode: &[Candidate<'_>],
-        sent: &mut Decision,
-        rng: &mut PickRng,
-    ) {
-        let (Some(policy), Some(decoder)) = (&self.split, sent.picks.first()) else { return };
+    fn encode(&mut self, policy: &SplitPolicy, decode: &[Candidate<'_>], sent: &mut Decision) {
+        let Self { scheduler, strategy, cx, .. } = *self;
+        let Some(decoder) = sent.picks.first() else { return };
         // Counting media visits each image, so pools without encode servers skip it.
         if !cx.snapshot.endpoints.iter().any(|e| e.serves(Roles::ENCODE) && e.endpoint.id != decoder.id) {
             return;
@@ -346,7 +315,7 @@ impl Scheduler {
         if items == 0 {
             return;
         }
-        let mut encode = self.open(cx, subset, Roles::ENCODE, |_| {});
+        let mut encode = scheduler.open(cx, Roles::ENCODE, |_| {});
         encode.retain(|c| c.id == decoder.id || policy.fits(&c.state.endpoint, decoder));
         if encode.is_empty() {
             return;
@@ -354,9 +323,9 @@ impl Scheduler {
         let ranking = Ranking::new(items);
         let ranking = if sent.parts.is_some() { ranking.explained() } else { ranking };
         let field = split::Media { encode: &encode, decode, sent };
-        let Some(chosen) = strategy.encoders(cx, &field, rng, ranking) else { return };
+        let Some(chosen) = strategy.encoders(cx, &field, self.rng, ranking) else { return };
         sent.encode = chosen.picks.into_vec();
-        sent.encode_probe = self.claim_one(cx, &mut sent.encode);
+        sent.encode_probe = self.claim_one(&mut sent.encode);
         if let (Some(parts), Some(more)) = (&mut sent.parts, chosen.parts) {
             parts.extend(more);
         }
@@ -364,32 +333,22 @@ impl Scheduler {
 
     /// Has the strategy propose a pair. The pair replaces `whole` if the strategy or the pool's decider requires it, or
     /// if the first pick serves no whole requests.
-    #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
-    fn pair(
-        &self,
-        strategy: &dyn Strategy,
-        cx: &PickContext<'_>,
-        subset: Option<&Subset>,
-        explain: Explain,
-        policy: &SplitPolicy,
-        decode: &[Candidate<'_>],
-        whole: Decision,
-        rng: &mut PickRng,
-    ) -> Decision {
+    fn pair(&mut self, policy: &SplitPolicy, decode: &[Candidate<'_>], whole: Decision) -> Decision {
+        let Self { scheduler, strategy, cx, .. } = *self;
         let serves_whole = |endpoint: &Endpoint| !cx.generates || policy.serves_whole(endpoint);
         let alone = whole.picks.first().is_some_and(|first| serves_whole(first));
         // An ejected prefill server is used only if no other prefill server and no whole server is left.
         let prefill = if alone || decode.iter().any(|c| serves_whole(&c.state.endpoint)) {
-            self.open(cx, subset, Roles::PREFILL, |_| {})
+            scheduler.open(cx, Roles::PREFILL, |_| {})
         } else {
-            self.candidates(cx, subset, Roles::PREFILL).candidates
+            scheduler.candidates(cx, Roles::PREFILL).candidates
         };
         let unpaired = || {
             let decoder = whole.picks.first().and_then(|first| decode.iter().find(|c| c.id == first.id));
             decoder.and_then(|decoder| policy.unpaired(strategy, cx, decoder))
         };
         let field = split::PairCandidates { prefill: &prefill, decode, whole: &whole, policy };
-        let pair = if prefill.is_empty() { None } else { strategy.pair(cx, &field, rng, self.ranking(explain)) };
+        let pair = if prefill.is_empty() { None } else { strategy.pair(cx, &field, self.rng, self.ranking()) };
         let Some(mut pair) = pair else {
             return Decision { unpaired: unpaired(), ..whole };
         };
@@ -409,7 +368,7 @@ impl Scheduler {
         let mut probe = false;
         if split {
             let first = pair.prefill.first().cloned().filter(|_| !alone);
-            probe = self.claim(cx, &mut pair.prefill);
+            probe = self.claim(&mut pair.prefill);
             if pair.prefill.is_empty() {
                 pair.prefill.extend(first);
             }
@@ -440,8 +399,9 @@ impl Scheduler {
     /// Whether the picks of `decision` can serve the request. Without a split, only picks that serve whole requests
     /// are kept, and none if the request must be split. If none is left, `field` loses the first pick and all candidates
     /// that can never serve it.
-    fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut CandidateSet<'_>) -> bool {
-        let Some(policy) = self.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
+    fn can_serve(&self, decision: &mut Decision, field: &mut CandidateSet<'_>) -> bool {
+        let cx = self.cx;
+        let Some(policy) = self.scheduler.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
             return true;
         };
         let first = decision.picks.first().map(|first| first.id);
@@ -458,55 +418,6 @@ impl Scheduler {
             field.ignore_ejection(cx);
         }
         false
-    }
-
-    /// Whether this request is the probe of an endpoint that is half open. A dry run would be, and takes no probe.
-    fn claim_probe(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> bool {
-        cx.dry_run || endpoint.health.claim_probe(cx.now, &self.health)
-    }
-
-    /// The endpoints with all of `roles` that may serve the request. Calls `ejected` for those that are ejected.
-    fn open<'a>(
-        &self,
-        cx: &PickContext<'a>,
-        subset: Option<&Subset>,
-        roles: Roles,
-        mut ejected: impl FnMut(&'a EndpointState),
-    ) -> Vec<Candidate<'a>> {
-        let mut candidates = Vec::with_capacity(cx.snapshot.endpoints.len());
-        let is_restricted = subset.is_some() || cx.filter.is_some();
-        let allows = |spec: &EndpointSpec| {
-            subset.is_none_or(|s| s.allows(spec.address)) && cx.filter.is_none_or(|f| f.matches(&spec.labels))
-        };
-        for state in &cx.snapshot.endpoints {
-            if !state.serves(roles) || (is_restricted && !allows(&state.endpoint.spec)) {
-                continue;
-            }
-            let surcharge = match state.live().health.availability(cx.now, &self.health) {
-                Availability::Open | Availability::HalfOpen => 0,
-                Availability::SlowStart(percent) => percent,
-                Availability::Ejected => {
-                    ejected(state);
-                    continue;
-                }
-            };
-            candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
-        }
-        // A separate pass: within the loop above, its cache misses would delay loading the next endpoints.
-        Candidate::look_up(&mut candidates, cx);
-        candidates
-    }
-
-    /// The endpoints that may serve the request. If all of them are ejected, ejection is ignored. The request
-    /// would fail anyway, and failures of a whole pool often have a cause outside of its servers.
-    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> CandidateSet<'a> {
-        let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
-        let candidates = self.open(cx, subset, roles, |state| ejected.push(state));
-        let mut field = CandidateSet { candidates, ejected, ejection_ignored: false };
-        if field.candidates.is_empty() {
-            field.ignore_ejection(cx);
-        }
-        field
     }
 }
 
@@ -551,12 +462,12 @@ fn no_pick(emptied_by: Option<&'static str>) -> RequestError {
 }
 
 /// Error if the pool has no candidate, with the most specific cause.
-fn no_candidate(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) -> RequestError {
+fn no_candidate(cx: &PickContext<'_>, roles: Roles) -> RequestError {
     let snapshot = cx.snapshot;
     let total = snapshot.endpoints.len();
     let draining = snapshot.endpoints.iter().filter(|s| s.is_draining()).count();
-    let allowed = |s: &&EndpointState| subset.is_none_or(|h| h.allows(s.endpoint.spec.address));
-    if subset.is_some() && snapshot.endpoints.iter().filter(allowed).count() == 0 {
+    let allowed = |s: &&EndpointState| cx.subset.is_none_or(|h| h.allows(s.endpoint.spec.address));
+    if cx.subset.is_some() && snapshot.endpoints.iter().filter(allowed).count() == 0 {
         return RequestError::new(
             Reason::SubsetEmpty,
             format!("the gateway's subset hint leaves none of the pool's {total} endpoints"),

@@ -4,9 +4,9 @@
 
 use crate::candidates::Cached;
 use crate::plugin::{Filter, Headers, ResponseHeaders, Scorer};
-use crate::scheduler::{Explain, Scheduler, Subset};
+use crate::scheduler::{Explain, Scheduler};
 use crate::split::{self, Pair, PairCandidates, SplitPolicy};
-use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy};
+use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy, Subset};
 use attache_pool::Roles;
 use attache_pool::health::{HealthPolicy, Outcome};
 use attache_pool::ledger::Ticket;
@@ -56,7 +56,7 @@ pub fn decide(
     seed: u64,
 ) -> Result<Decision, RequestError> {
     let strategy = &*scheduler.choices.default.strategy;
-    scheduler.decide(strategy, &context(pool), subset, Explain::No, &mut for_request(seed, 0))
+    scheduler.decide(strategy, &PickContext { subset, ..context(pool) }, Explain::No, &mut for_request(seed, 0))
 }
 
 /// Ejects the endpoint at `position`; with `half_open`, so long ago that it is half open at [`NOW`].

@@ -81,7 +81,7 @@ impl Deciding<'_> {
             if decision.is_some_and(|decision| decision.ejection_ignored || is_picked(decision)) {
                 return None;
             }
-            self.pool().scheduler.exclusion(&cx, self.q.subset, roles, state)
+            self.pool().scheduler.exclusion(&cx, roles, state)
         };
         let prompt_tokens = lookup.map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
         let found = lookup.map(|lookup| &lookup.found);
@@ -122,7 +122,7 @@ impl Deciding<'_> {
             let prefix = lookup.as_ref().map(|lookup| &lookup.found).filter(|_| strategy.reads().prefix);
             let cx = PickContext { prefix, ..self.context(lookup.as_ref(), &snapshot, splittable) };
             let scheduler = &self.pool().scheduler;
-            let decided = scheduler.dry_run(strategy, &cx, self.q.subset, Explain::Full, &mut rng.clone());
+            let decided = scheduler.dry_run(strategy, &cx, Explain::Full, &mut rng.clone());
             decided.as_ref().map_or_else(StrategyChoice::rejected, StrategyChoice::of)
         });
         let described = self.describe(&snapshot, lookup.as_ref(), splittable, proposed.as_ref().ok());

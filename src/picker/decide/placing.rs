@@ -151,7 +151,7 @@ impl Deciding<'_> {
         if scheduled.decision.unpaired.is_some() {
             let cx = self.context(lookup.as_ref(), &snapshot, splittable);
             self.scope.observer.event(Event::Degraded(Degraded::NoPrefillEndpoint));
-            let reason = || self.pool().scheduler.absence(&cx, self.q.subset);
+            let reason = || self.pool().scheduler.absence(&cx);
             self.warn_unpaired("the decode server prefills the prompt", reason);
         }
         let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
@@ -224,7 +224,7 @@ impl Deciding<'_> {
         let cx = &PickContext { request: RequestFacts { prompt_tokens, ..cx.request }, prefix: None, ..*cx };
         let mut rng = rng.clone();
         let assume = |_| {
-            let guarded = AssertUnwindSafe(|| scheduler.dry_run(strategy, cx, self.q.subset, Explain::No, &mut rng));
+            let guarded = AssertUnwindSafe(|| scheduler.dry_run(strategy, cx, Explain::No, &mut rng));
             let decision = catch_unwind(guarded).ok()?.ok()?;
             let split = decision.split.as_ref().and_then(|split| split.prefill.first());
             let endpoint = split.or(decision.picks.first())?;
@@ -372,6 +372,7 @@ impl Deciding<'_> {
         let prompt_tokens = lookup.map_or(self.size.load, PromptLookup::prompt_tokens);
         PickContext {
             request: RequestFacts { prompt_tokens, ..self.facts },
+            subset: self.q.subset,
             filter: self.chosen.filter.as_ref(),
             prefix: lookup.map(|l| &l.found),
             policy: self.scope.picker.policies.of(self.facts.model),
@@ -391,8 +392,8 @@ impl Deciding<'_> {
         let decision = match named {
             Some(decision) => decision,
             None => self.ask_strategy(|strategy| match self.scope.dry_run {
-                true => pool.scheduler.dry_run(strategy, cx, q.subset, Explain::Full, rng),
-                false => pool.scheduler.decide(strategy, cx, q.subset, explain, rng),
+                true => pool.scheduler.dry_run(strategy, cx, Explain::Full, rng),
+                false => pool.scheduler.decide(strategy, cx, explain, rng),
             })?,
         };
         let strategy = &self.chosen.choice.strategy;

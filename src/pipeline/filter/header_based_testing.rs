@@ -4,9 +4,9 @@
 //! The header is a comma-separated list of `ip:port`, or of `ip` for every port there. Without the header no endpoint
 //! stays. When not: in production, since clients would choose servers. Source: GIE `header-based-testing-filter`.
 
+use attache_scheduling::Subset;
 use attache_scheduling::plugin::{Filter, NoParams, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
-use attache_scheduling::scheduler::Subset;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
 use std::sync::Arc;

@@ -4,7 +4,6 @@
 use super::Scheduler;
 use crate::least_request::LeastRequest;
 use crate::plugin::{PickContext, Strategy as _};
-use crate::scheduler::Subset;
 use crate::{Decision, Ranking};
 use attache_pool::health::Availability;
 use attache_pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
@@ -25,7 +24,6 @@ impl Scheduler {
         &self,
         decision: &mut Decision,
         cx: &PickContext<'_>,
-        subset: Option<&Subset>,
         prefill: Option<&Endpoint>,
         unprobed: impl FnOnce(&Endpoint),
         rng: impl FnOnce() -> PickRng,
@@ -36,7 +34,7 @@ impl Scheduler {
         let filter = self.choices.choose(&cx.request)?.filter;
         let cx = PickContext { filter: filter.as_ref(), ..*cx };
         let before = decision.picks.first().map(|first| first.id);
-        self.succeed(decision, &cx, subset, prefill, unprobed, &mut rng())?;
+        self.succeed(decision, &cx, prefill, unprobed, &mut rng())?;
         Ok(decision.picks.first().filter(|first| Some(first.id) != before).cloned())
     }
 
@@ -55,7 +53,6 @@ impl Scheduler {
         &self,
         decision: &mut Decision,
         cx: &PickContext<'_>,
-        subset: Option<&Subset>,
         prefill: Option<&Endpoint>,
         unprobed: impl FnOnce(&Endpoint),
         rng: &mut PickRng,
@@ -67,7 +64,7 @@ impl Scheduler {
         let mut picks = decision.picks.clone();
         picks.retain(|endpoint| self.may_answer(endpoint, false, cx) && goes_on(endpoint));
         if picks.is_empty() {
-            let mut others = self.open(cx, subset, Roles::DECODE, |_| {});
+            let mut others = self.open(cx, Roles::DECODE, |_| {});
             // A half-open endpoint needs a probe, which only a decision grants.
             let healthy =
                 |e: &Endpoint| e.health.availability(cx.now, &self.health) != Availability::HalfOpen && goes_on(e);

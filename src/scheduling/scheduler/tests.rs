@@ -1,10 +1,11 @@
 use super::*;
 use crate::RequestFacts;
+use crate::subset::{MAX_SUBSET_ENTRIES, Subset};
 use crate::testing::{NOW, context, decide, eject, of_roles, snapshot};
 use crate::tests::build;
-use attache_pool::PoolSnapshot;
 use attache_pool::health::Outcome;
 use attache_pool::ledger::Ticket;
+use attache_pool::{EndpointSpec, PoolSnapshot};
 use attache_protocol::{MediaKind, Piece, Prompt};
 use attache_types::rng::for_request;
 use std::collections::BTreeSet;
@@ -179,7 +180,7 @@ fn endpoint_in_slow_start_gets_fewer_requests() {
     assert_eq!(decide(&least, &pool, None, 0).unwrap().picks[0].id.0, 1, "2 requests count as 8");
     let later = PickContext::new(&pool, NOW.after(Duration::from_secs(10)), Duration::from_secs(60));
     let strategy = &*least.choices.default.strategy;
-    let decision = least.decide(strategy, &later, None, Explain::No, &mut for_request(0, 0)).unwrap();
+    let decision = least.decide(strategy, &later, Explain::No, &mut for_request(0, 0)).unwrap();
     assert_eq!(decision.picks[0].id.0, 0);
 }
 
@@ -188,7 +189,7 @@ fn requests_without_a_body_go_to_the_least_loaded() {
     let pool = snapshot(&[(0, 3), (1, 1), (2, 2)]);
     let round_robin = scheduler("round-robin", 1);
     let (least, mut rng) = (least_loaded(), for_request(0, 0));
-    let decision = round_robin.decide(&*least, &context(&pool), None, Explain::No, &mut rng).unwrap();
+    let decision = round_robin.decide(&*least, &context(&pool), Explain::No, &mut rng).unwrap();
     assert_eq!(decision.picks[0].id.0, 1);
 }
 
@@ -209,9 +210,9 @@ fn images_are_encoded_on_the_least_loaded_servers_one_per_item() {
                 encodable: bool,
                 subset: Option<&Subset>| {
         let request = RequestFacts { prompt: Some(prompt), ..RequestFacts::default() };
-        let cx = PickContext { request, splittable: true, encodable, ..context(pool) };
+        let cx = PickContext { request, subset, splittable: true, encodable, ..context(pool) };
         let strategy = &*scheduler.choices.default.strategy;
-        let decision = scheduler.decide(strategy, &cx, subset, Explain::No, &mut for_request(0, 0)).unwrap();
+        let decision = scheduler.decide(strategy, &cx, Explain::No, &mut for_request(0, 0)).unwrap();
         assert_eq!(decision.picks[0].id.0, 0);
         decision.encode.iter().map(|e| e.id.0).collect::<Vec<_>>()
     };
@@ -256,9 +257,9 @@ fn images_are_encoded_on_the_least_loaded_servers_one_per_item() {
 fn unhealthy_or_disallowed_prefill_server_is_not_used() {
     let least = scheduler("least-request", 1).splitting(policy(Decider::Always));
     let split = |pool: &PoolSnapshot, allowed: Option<&Subset>| {
-        let cx = PickContext { splittable: true, ..context(pool) };
+        let cx = PickContext { subset: allowed, splittable: true, ..context(pool) };
         let strategy = &*least.choices.default.strategy;
-        let decision = least.decide(strategy, &cx, allowed, Explain::No, &mut for_request(0, 0)).unwrap();
+        let decision = least.decide(strategy, &cx, Explain::No, &mut for_request(0, 0)).unwrap();
         decision.split.map(|split| split.prefill.iter().map(|e| e.id.0).collect::<Vec<_>>())
     };
     let pool = of_roles(&["prefill", "decode"]);
@@ -332,11 +333,12 @@ fn missing_prefill_server_is_no_decision_against_a_split() {
             let policy = SplitPolicy { decider: *decider, together: vec!["revision".into()], whole: true, required };
             let scheduler = scheduler("least-request", 2).splitting(Some(policy));
             let request = RequestFacts { prompt_tokens: 100, ..RequestFacts::default() };
-            let cx = PickContext { request, splittable: true, generates: true, ..context(&pool) };
+            let subset = allowed.as_ref();
+            let cx = PickContext { request, subset, splittable: true, generates: true, ..context(&pool) };
             let strategy = &*scheduler.choices.default.strategy;
             let rng = &mut for_request(0, 0);
             let case = format!("{cause:?}, {decider:?}, required: {required}");
-            match scheduler.decide(strategy, &cx, allowed.as_ref(), Explain::No, rng) {
+            match scheduler.decide(strategy, &cx, Explain::No, rng) {
                 Ok(decision) => {
                     assert!(!required || *expected != Some(Unpaired::Wanted), "{case}");
                     assert_eq!(decision.unpaired, *expected, "{case}");
@@ -367,6 +369,6 @@ fn required_pair_is_found_at_another_decode_server() {
     let scheduler = scheduler("least-request", 1).splitting(Some(policy));
     let cx = PickContext { splittable: true, generates: true, ..context(&pool) };
     let strategy = &*scheduler.choices.default.strategy;
-    let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(0, 0)).unwrap();
+    let decision = scheduler.decide(strategy, &cx, Explain::No, &mut for_request(0, 0)).unwrap();
     assert_eq!((decision.picks[0].id.0, decision.split.unwrap().prefill[0].id.0), (1, 2));
 }

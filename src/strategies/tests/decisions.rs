@@ -59,7 +59,7 @@ fn requests_that_are_not_split_go_to_decode_servers() {
             for seed in 0..50 {
                 let cx = PickContext { splittable, ..context(&pool) };
                 let strategy = &*scheduler.choices.default.strategy;
-                let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0)).unwrap();
+                let decision = scheduler.decide(strategy, &cx, Explain::No, &mut for_request(seed, 0)).unwrap();
                 let ids: Vec<u32> = decision.picks.iter().map(|e| e.id.0).collect();
                 assert!(ids.iter().all(|id| [1, 3].contains(id)), "{}, {case}: {ids:?}", plugin.name);
                 assert!(decision.split.is_none(), "{}, {case}", plugin.name);
@@ -81,7 +81,7 @@ fn split_request_has_two_servers_and_both_are_recorded() {
         for seed in 0..50 {
             let cx = PickContext { splittable: true, ..context(&pool) };
             let strategy = &*scheduler.choices.default.strategy;
-            let decision = scheduler.decide(strategy, &cx, None, Explain::Yes, &mut for_request(seed, 0)).unwrap();
+            let decision = scheduler.decide(strategy, &cx, Explain::Yes, &mut for_request(seed, 0)).unwrap();
             assert!(decision.picks[0].roles.has(Roles::DECODE), "{}", plugin.name);
             let Some(split) = &decision.split else { continue };
             assert!(split.prefill.iter().all(|e| e.roles.has(Roles::PREFILL)), "{}", plugin.name);
@@ -98,7 +98,7 @@ fn decode_servers_that_serve_nothing_whole_only_get_pairs() {
         let scheduler = scheduler(plugin, 3).splitting(policy(decider));
         let cx = PickContext { splittable, generates: true, ..context(pool) };
         let strategy = &*scheduler.choices.default.strategy;
-        let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0));
+        let decision = scheduler.decide(strategy, &cx, Explain::No, &mut for_request(seed, 0));
         let ids = |picks: &[Arc<Endpoint>]| picks.iter().map(|e| e.id.0).collect::<Vec<_>>();
         decision.map(|d| (ids(&d.picks), d.split.map(|split| ids(&split.prefill)))).map_err(|error| error.reason)
     };
@@ -147,7 +147,7 @@ fn all_decode_picks_continue_from_the_same_prefill() {
         for seed in 0..50 {
             let cx = PickContext { splittable: true, generates: true, ..context(&pool) };
             let strategy = &*scheduler.choices.default.strategy;
-            let decision = scheduler.decide(strategy, &cx, None, Explain::No, &mut for_request(seed, 0)).unwrap();
+            let decision = scheduler.decide(strategy, &cx, Explain::No, &mut for_request(seed, 0)).unwrap();
             let Some(split) = decision.split else { continue };
             for (prompt, answer) in split.prefill.iter().flat_map(|p| decision.picks.iter().map(move |d| (p, d))) {
                 assert_eq!(revision(prompt), revision(answer), "{}", plugin.name);
