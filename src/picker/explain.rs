@@ -3,7 +3,7 @@
 //! for `attache explain`.
 
 use super::active::ActiveConfig;
-use super::decide::{self, Deciding, PrefillTime, RequestView, Scope, Seen, Unproposed};
+use super::decide::{PrefillTime, RequestState, RequestView, Scope, Seen, Unproposed};
 use super::head::{Head, Header};
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
@@ -204,20 +204,19 @@ fn attempt(
     q: &RequestView<'_>,
 ) -> Result<Result<Explanation, Warming>, RequestError> {
     let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
-    let entered = decide::enter(scope, pool, q, None, &mut picker.peek_rng(), |deciding, rng| {
-        Ok(Explainer { deciding, q }.explain(rng))
-    });
-    match entered {
-        Ok(entered) => Ok(entered.outcome),
-        Err(refusal) if pool.is_none() => Err(with_pools(&config.router, refusal)),
-        Err(refusal) => Err(refusal),
-    }
+    let rng = &mut picker.peek_rng();
+    let parsed = scope.parse(q)?;
+    let routed = scope.route(pool, q, parsed.as_ref(), rng).map_err(|refusal| match pool {
+        None => with_pools(&config.router, refusal),
+        Some(_) => refusal,
+    })?;
+    let state = RequestState::new(scope, q, None, &routed)?;
+    Ok(Explainer { state: &state }.explain(rng))
 }
 
 /// A request whose pool and strategy are known.
 struct Explainer<'a> {
-    deciding: &'a Deciding<'a>,
-    q: &'a RequestView<'a>,
+    state: &'a RequestState<'a>,
 }
 
 /// A prompt whose blocks are shown.
@@ -229,33 +228,33 @@ struct ShownPrompt<'a> {
 
 impl<'a> Explainer<'a> {
     fn explain(&self, rng: &mut PickRng) -> Result<Explanation, Warming> {
-        let (deciding, q) = (self.deciding, self.q);
+        let (state, q) = (self.state, self.state.q);
         let (shown, warning) = self.show()?;
-        let prepared = deciding.read()?;
-        let snapshot = deciding.pool().store.load();
-        let proposal = match deciding.dry_run(prepared.as_ref(), &snapshot, rng) {
+        let prepared = state.read_tokens()?;
+        let snapshot = state.pool().store.load();
+        let proposal = match state.dry_run(prepared.as_ref(), &snapshot, rng) {
             Ok(proposal) => Ok(proposal),
             Err(Unproposed::Refused(error)) => Err(error),
             Err(Unproposed::Warm(warming)) => return Err(warming),
         };
-        let decision = proposal.as_ref().ok().map(|proposal| &proposal.scheduled.decision);
+        let decision = proposal.as_ref().ok().map(|proposal| &proposal.decision);
         let reason = match &proposal {
             Ok(proposal) => {
-                let decision = &proposal.scheduled.decision;
+                let decision = &proposal.decision;
                 decision.split.as_ref().map_or(decision.reason, |split| split.reason).to_owned()
             }
             Err(error) => format!("{}: {}", error.reason.code(), error.message),
         };
-        let estimated = proposal.as_ref().map_or(deciding.size.load, |proposal| proposal.prompt_tokens);
+        let estimated = proposal.as_ref().map_or(state.size.load, |proposal| proposal.prompt_tokens);
         let prompt = shown.map(|shown| shown.explain(q.now));
         let prompt = prompt.unwrap_or_else(|| PromptExplanation { tokens: estimated.into(), ..Default::default() });
-        let prefix = deciding.runtime.prefix.as_ref();
+        let prefix = state.routed.runtime.prefix.as_ref();
         let split = decision.and_then(|d| d.split.as_deref());
         let addresses = |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|e| e.authority.to_string()).collect();
         Ok(Explanation {
-            pool: deciding.pool().name.to_string(),
+            pool: state.pool().name.to_string(),
             api: q.api.name(),
-            model: deciding.facts.model.to_owned(),
+            model: state.facts.model.to_owned(),
             tokenizer: prefix.map_or("none", |prefix| prefix.tokenizer.name()),
             block: match prefix.map(|prefix| prefix.cache.unit()) {
                 Some(BlockUnit::Tokens(n)) => format!("{n} tokens"),
@@ -273,9 +272,9 @@ impl<'a> Explainer<'a> {
             runner_up: decision.and_then(|d| d.runner_up.as_ref()).map(|e| e.authority.to_string()),
             pair: decision.and_then(|d| d.compared.as_ref()).map(|pair| pair.to_json()),
             reason,
-            strategy: deciding.chosen.choice.name.to_string(),
-            profile: deciding.chosen.profile.as_ref().map(ToString::to_string),
-            priority: deciding.facts.priority,
+            strategy: state.chosen.choice.name.to_string(),
+            profile: state.chosen.profile.as_ref().map(ToString::to_string),
+            priority: state.facts.priority,
             parts: decision.map_or_else(|| serde_json::json!([]), Decision::parts_json),
             warning,
         })
@@ -283,13 +282,13 @@ impl<'a> Explainer<'a> {
 
     /// All endpoints of the pool, with the cached part of the prompt.
     fn endpoints(&self, snapshot: &PoolSnapshot, found: Option<&Found>) -> Vec<Holding> {
-        let (deciding, q) = (self.deciding, self.q);
-        let (chosen, pool) = (deciding.chosen, deciding.pool());
+        let (state, q) = (self.state, self.state.q);
+        let (chosen, pool) = (&state.chosen, state.pool());
         let cx = PickContext {
-            request: deciding.facts,
+            request: state.facts,
             subset: q.subset,
             filter: chosen.filter.as_ref(),
-            generates: deciding.call.generates,
+            generates: state.call.generates,
             ..PickContext::new(snapshot, q.now, pool.stale_after)
         };
         let roles = chosen.choice.strategy.roles(&cx);
@@ -305,15 +304,15 @@ impl<'a> Explainer<'a> {
     /// # Errors
     /// Background work that must run first.
     fn show(&self) -> Result<(Option<ShownPrompt<'a>>, Option<&'static str>), Warming> {
-        let (deciding, q) = (self.deciding, self.q);
-        let prefix = deciding.runtime.prefix.as_ref().filter(|_| q.api.prefills());
-        let (Some(prefix), Some(request)) = (prefix, deciding.request) else {
+        let (state, q) = (self.state, self.state.q);
+        let prefix = state.routed.runtime.prefix.as_ref().filter(|_| q.api.prefills());
+        let (Some(prefix), Some(request)) = (prefix, state.routed.request) else {
             return Ok((None, Some("the request has no prompt that a KV cache would hold")));
         };
-        let prompt_ref = PromptRef { keeps_ids: true, ..deciding.prompt_ref };
+        let prompt_ref = PromptRef { keeps_ids: true, ..state.prompt_ref };
         match prefix.read(q, prompt_ref, request) {
             Read::Warm(warming) => Err(warming),
-            Read::Ready(reading) if !q.last => Err(prefix.warming(prompt_ref, &reading, &deciding.scope.config.limits)),
+            Read::Ready(reading) if !q.last => Err(prefix.warming(prompt_ref, &reading, &state.scope.config.limits)),
             Read::Ready(reading) => Ok((Some(ShownPrompt { prefix, request, reading }), None)),
             Read::Unreadable(..) => Ok((None, Some("the prompt can't be rendered or tokenized here"))),
         }

@@ -1,8 +1,7 @@
 //! Explanations of decisions: those that are kept for `GET /explain`, and those of recorded requests.
 
-use super::entering::{Deciding, Scope};
 use super::placing::{Proposal, Unproposed};
-use super::{ActiveConfig, RequestView, enter};
+use super::{ActiveConfig, RequestState, RequestView, Scope};
 use crate::event::{KeptExplanation, Unobserved};
 use crate::explained::{DecisionExplanation, EndpointExplanation, StrategyChoice};
 use crate::lookup::PromptLookup;
@@ -31,13 +30,13 @@ pub fn explain_known(
 ) -> Result<(DecisionExplanation, Option<StrategyChoice>), RequestError> {
     let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
     let late = |_| RequestError::new(Reason::Internal, "the prompt's tokens are not available");
-    let entered = enter(scope, None, q, Some(notes), &mut rng.clone(), |deciding, _| {
-        deciding.explain_dry_run(rng, other).map_err(late)
-    });
-    entered.map(|entered| entered.outcome)
+    let parsed = scope.parse(q)?;
+    let routed = scope.route(None, q, parsed.as_ref(), &mut rng.clone())?;
+    let state = RequestState::new(scope, q, Some(notes), &routed)?;
+    state.explain_dry_run(rng, other).map_err(|warming| late(warming).in_pool(&routed.runtime.pool.name))
 }
 
-impl Deciding<'_> {
+impl RequestState<'_> {
     /// The start of a decision whose explanation is kept; `None` if it is not kept: explanations have taken the time
     /// that the settings allow, or the request has no id.
     pub(super) fn begin_explanation(&self) -> Option<Timestamp> {
@@ -57,7 +56,7 @@ impl Deciding<'_> {
         began.map(|began| {
             let lookup = proposal.and_then(|proposal| proposal.lookup.as_ref());
             let splittable = proposal.is_some_and(|proposal| proposal.splittable);
-            let decision = proposal.map(|proposal| &proposal.scheduled.decision);
+            let decision = proposal.map(|proposal| &proposal.decision);
             (began, self.describe(snapshot, lookup, splittable, decision))
         })
     }
@@ -73,7 +72,7 @@ impl Deciding<'_> {
     ) -> DecisionExplanation {
         let cx = self.context(lookup, snapshot, splittable);
         let choice = &self.chosen.choice;
-        let strategy = if self.request.is_some() { &choice.strategy } else { &self.scope.config.least_loaded };
+        let strategy = if self.routed.request.is_some() { &choice.strategy } else { &self.scope.config.least_loaded };
         let roles = strategy.roles(&cx);
         let excluded = |state: &EndpointState| {
             // The decision has taken the probe of a half-open endpoint that it picked, or ejected ones were candidates.
@@ -89,7 +88,7 @@ impl Deciding<'_> {
             request_id: self.q.head.request_id(),
             pool: self.pool().name.to_string(),
             model: self.facts.model.to_owned(),
-            understood: self.request.is_some(),
+            understood: self.routed.request.is_some(),
             strategy: choice.name.to_string(),
             profile: self.chosen.profile.as_ref().map(ToString::to_string),
             priority: self.facts.priority,
@@ -110,10 +109,10 @@ impl Deciding<'_> {
         other: Option<&dyn Strategy>,
     ) -> Result<(DecisionExplanation, Option<StrategyChoice>), Warming> {
         let snapshot = self.pool().store.load();
-        let prepared = self.read()?;
+        let prepared = self.read_tokens()?;
         let lookup = self.look_up(prepared.as_ref(), &snapshot)?;
         let proposed = match self.propose(prepared.as_ref(), &snapshot, Explain::Full, None, &mut rng.clone()) {
-            Ok(proposal) => Ok(proposal.scheduled.decision),
+            Ok(proposal) => Ok(proposal.decision),
             Err(Unproposed::Refused(error)) => Err(error),
             Err(Unproposed::Warm(warming)) => return Err(warming),
         };
@@ -129,15 +128,17 @@ impl Deciding<'_> {
         let choice = proposed.as_ref().map_or_else(StrategyChoice::rejected, StrategyChoice::of);
         Ok((DecisionExplanation { choice, ..described }, other))
     }
+}
 
+impl Scope<'_> {
     /// Keeps an explanation, with the choice or the rejection. Called without the lock of the recording.
     pub(super) fn keep(
-        &self,
+        self,
         explanation: Option<(Timestamp, DecisionExplanation)>,
         chosen: Result<&Decision, &RequestError>,
     ) {
         let Some((began, explanation)) = explanation else { return };
-        let Scope { observer, config, .. } = self.scope;
+        let Scope { observer, config, .. } = self;
         let choice = chosen.map_or_else(StrategyChoice::rejected, StrategyChoice::of);
         let request_id = explanation.request_id.as_str().into();
         if let Ok(json) = serde_json::to_string(&DecisionExplanation { choice, ..explanation }) {

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::event::Unobserved;
-use crate::known::{KnownBlocks, KnownKeys, RecordedFacts};
+use crate::head::Head;
+use crate::known::{KnownBlocks, KnownKeys, KnownRequest, RecordedFacts};
 use crate::settings::ExchangeSettings;
+use attache_disagg::Mode;
 use attache_prefix::key::BlockKey;
-use attache_protocol::{Model, Prompt, Usage};
+use attache_protocol::{Api, Model, Prompt, Usage};
 use attache_quota::Limits as QuotaLimits;
 use attache_record::Kept;
 use attache_scheduling::Subset;
@@ -221,17 +223,19 @@ fn dry_run_equals_the_decision_and_books_nothing() {
     let q = view(&head, Seen::Whole(&body));
     let before = (fixture.in_flight(), fixture.picker.peek_rng());
     let scope = Scope { picker: &fixture.picker, config: &config, observer: &Unobserved, dry_run: true };
-    let entered = enter(scope, None, &q, None, &mut fixture.picker.peek_rng(), |deciding, rng| {
-        let Ok(prepared) = deciding.read() else { panic!("it waits") };
-        match deciding.dry_run(prepared.as_ref(), &fixture.snapshot.load(), rng) {
-            Ok(proposal) => Ok(proposal.scheduled.decision.picks.iter().map(|pick| pick.id).collect::<Vec<_>>()),
-            Err(_) => panic!("it is rejected"),
-        }
-    });
+    let rng = &mut fixture.picker.peek_rng();
+    let parsed = scope.parse(&q).unwrap();
+    let routed = scope.route(None, &q, parsed.as_ref(), rng).unwrap();
+    let state = RequestState::new(scope, &q, None, &routed).unwrap();
+    let Ok(prepared) = state.read_tokens() else { panic!("it waits") };
+    let Ok(proposal) = state.dry_run(prepared.as_ref(), &fixture.snapshot.load(), rng) else {
+        panic!("it is rejected")
+    };
+    let proposed: Vec<EndpointId> = proposal.decision.picks.iter().map(|pick| pick.id).collect();
     assert_eq!((fixture.in_flight(), fixture.picker.peek_rng()), before);
     let live = fixture.plan(&q).unwrap();
     let picks: Vec<EndpointId> = live.decision.picks.iter().map(|pick| pick.id).collect();
-    assert_eq!(entered.map_err(|error| error.message).map(|entered| entered.outcome).unwrap(), picks);
+    assert_eq!(proposed, picks);
     drop(running);
 }
 

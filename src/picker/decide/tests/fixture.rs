@@ -5,11 +5,12 @@ use crate::event::{
     DecisionRecord, Event, KeptExplanation, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver,
     RequestEvent, Unobserved,
 };
-use crate::head::Header;
+use crate::head::{Head, Header};
 use crate::prefix::Tokenizer;
 use crate::queues::Queues;
 use crate::quotas::{Quotas, Store};
 use crate::settings::{ExchangeSettings, ExplainSettings};
+use attache_disagg::Mode;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_flow::{PoolFlow, Settings};
 use attache_pool::health::HealthPolicy;
@@ -17,10 +18,12 @@ use attache_pool::role::ROLE_LABEL;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
+use attache_protocol::Api;
 use attache_quota::{Book, CountIn, Limits as QuotaLimits, Subject, TenantSettings};
 use attache_scheduling::router::{ModelRewrites, PoolMatch};
-use attache_scheduling::{Candidate, Choices, PickContext, Ranking, Scheduler};
-use attache_types::clock::Clock;
+use attache_scheduling::split::Decider;
+use attache_scheduling::{Candidate, Choices, PickContext, Ranking, Scheduler, Strategy};
+use attache_types::clock::{Clock, Timestamp};
 use attache_types::ids::EndpointId;
 use attache_types::limits::Limits;
 use attache_types::rng;
