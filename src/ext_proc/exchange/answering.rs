@@ -1,10 +1,22 @@
 //! The response side of the exchange: replies to each message of Envoy at once, and observes the response.
 
-use super::*;
-use attache_picker::event::{End, RequestEvent};
+use super::{Actions, Exchange, ProtocolError, ResponseSide};
+use crate::metadata;
+use crate::mode::BodyMode;
+use crate::reply::{self, Direction};
+use attache_picker::InFlight;
+use attache_picker::decide::Plan;
+use attache_picker::event::{DecisionRecord, End, Limit, Outcome, RequestEvent};
+use attache_picker::head::Head;
 use attache_picker::in_flight::OpenedRequest;
 use attache_picker::settings::ReportUsage;
+use attache_telemetry::trace::{RequestSpan, Step as TraceStep};
+use attache_types::clock::Timestamp;
 use attache_types::limits::MAX_RESPONSE_HEADERS;
+use envoy_types::pb::envoy::config::core::v3::Metadata;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, HttpHeaders, ProcessingResponse};
+use envoy_types::pb::google::protobuf::Struct;
+use std::collections::HashMap;
 
 impl Exchange {
     /// The request is decided: begins to observe its response.

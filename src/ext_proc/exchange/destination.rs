@@ -1,13 +1,19 @@
 //! The reply that routes a request to its endpoint, with the other changes of the request's headers.
 
+use super::Exchange;
 use super::splitting::sidecar_headers;
-use super::*;
+use crate::mode::BodyMode;
+use crate::{metadata, reply};
 use attache_disagg::Mode;
+use attache_picker::decide::Plan;
 use attache_picker::hints::RANK_HEADER;
 use attache_picker::tenant;
 use attache_scheduling::router::Destination;
+use attache_telemetry::trace::RequestSpan;
 use attache_types::limits::ADDED_HEADERS;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
+use envoy_types::pb::envoy::service::ext_proc::v3::{CommonResponse, HeaderMutation};
+use envoy_types::pb::google::protobuf::Struct;
 
 impl Exchange {
     /// The destination as header and as dynamic metadata, with the other changes of the request's headers.

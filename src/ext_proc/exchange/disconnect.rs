@@ -1,6 +1,9 @@
 //! Streams that end early: Attaché fails while it handles one, or the gateway closes it.
 
-use super::*;
+use super::{Actions, Exchange, ProtocolError, RequestSide, ResponseSide};
+use attache_picker::event::End;
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 
 impl Exchange {
     /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error

@@ -1,8 +1,11 @@
 //! Forms that arrive in chunks: they are held until the model is known, and their files are passed on as they arrive.
 
-use super::*;
-use attache_protocol::{FormModel, FormScanner};
+use super::Exchange;
+use crate::mode::BodyMode;
+use attache_protocol as protocol;
+use attache_protocol::{BodyFormat, FormModel, FormScanner};
 use attache_scheduling::router::RouteFacts;
+use attache_types::error::{Reason, RequestError};
 
 /// 64 KiB: how much of a form is held if no rule depends on its model. Most clients send `model` within that.
 const MAX_UNRULED_BYTES: u64 = 64 << 10;

@@ -1,6 +1,7 @@
 //! The gateway's call itself: the `:authority` by which one process distinguishes pools, and its trace context.
 
-use super::*;
+use super::Exchange;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Uri};
 
 /// The parts of the gateway's gRPC call that an exchange reads.

@@ -1,9 +1,13 @@
 //! `GET /v1/models` for the whole pool: Attaché responds itself, instead of one of the model servers.
 
-use super::*;
+use super::{Actions, Exchange, RequestSide};
+use crate::reply;
+use attache_picker::event::{DecisionRecord, End, Outcome};
 use attache_picker::settings::ModelsAnswer;
+use attache_protocol::Api;
 use attache_protocol::api::decoded_path;
 use attache_scheduling::router::RouteFacts;
+use attache_types::clock::Timestamp;
 
 /// Precedes the id of a model in the path.
 const ONE: &str = "/models/";

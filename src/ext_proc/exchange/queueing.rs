@@ -6,8 +6,14 @@
 //! Prefilling, Flowing, Ended ─preempted─▶ Refused
 //! ```
 
-use super::*;
+use super::token_wait::DecisionPoint;
+use super::{Actions, BodyEnd, Exchange, RequestSide};
+use attache_flow::Refusal;
+use attache_picker::event::{End, Limit};
 use attache_picker::queues::{self, AdmittedRequest, DequeueResult, QueueSignal, QueuedRequest};
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
+use envoy_types::pb::envoy::service::ext_proc::v3::HttpBody;
 
 /// What an exchange holds of its pool's queue.
 #[derive(Debug, Default)]
@@ -59,12 +65,12 @@ impl QueueState {
 }
 
 impl Exchange {
-    /// Becomes ready when the queue dequeues the request; the caller then sends [`Event::Dequeued`]. Returned once.
+    /// Becomes ready when the queue dequeues the request; the caller then sends [`Event::Dequeued`](super::Event::Dequeued). Returned once.
     pub fn waiting(&mut self) -> Option<QueueSignal> {
         self.queueing.queued.as_mut().and_then(|(queued, ..)| queued.waiting())
     }
 
-    /// Becomes ready when a more important request preempts this one; the caller then sends [`Event::Evicted`].
+    /// Becomes ready when a more important request preempts this one; the caller then sends [`Event::Evicted`](super::Event::Evicted).
     /// Returned once.
     pub fn eviction(&mut self) -> Option<QueueSignal<Refusal>> {
         self.queueing.eviction.take()

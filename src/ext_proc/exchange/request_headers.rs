@@ -1,6 +1,21 @@
 //! The request headers of an exchange: client, tenant, API, limits, and whether they are enough to decide.
 
-use super::*;
+use super::{Actions, Exchange, ProtocolError, RequestSide};
+use crate::mode::BodyMode;
+use crate::{metadata, reply};
+use attache_picker::body::too_large;
+use attache_picker::event::Limit;
+use attache_picker::head::Head;
+use attache_picker::tenant::Tenant;
+use attache_protocol::Api;
+use attache_telemetry::trace::Step as TraceStep;
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
+use envoy_types::pb::envoy::config::core::v3::Metadata;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpHeaders};
+use envoy_types::pb::google::protobuf::Struct;
+use std::borrow::Cow;
+use std::collections::HashMap;
 
 impl Exchange {
     pub(super) fn on_request_headers(

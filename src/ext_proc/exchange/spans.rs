@@ -1,7 +1,11 @@
 //! The trace of an exchange: which step begins when. Requests that are not sampled have no steps.
 
-use super::*;
-use attache_telemetry::trace::{DecisionTimes, Received, TraceContexts};
+use super::Exchange;
+use attache_picker::decide::Step;
+use attache_picker::event::DecisionRecord;
+use attache_telemetry::trace::{DecisionTimes, Received, RequestSpan, Step as TraceStep, TraceContexts};
+use attache_types::clock::Timestamp;
+use attache_types::error::RequestError;
 
 impl Exchange {
     /// Begins the trace. The context of the gateway's own span outranks the client's: that span is a child of it.

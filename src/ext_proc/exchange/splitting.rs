@@ -6,20 +6,30 @@
 //!                                   └─▶ Ended, while the prefill still runs    both at once
 //! ```
 
-use super::*;
+use super::{Actions, BodyEnd, Exchange, RequestSide, ResponseSide};
+use crate::mode::BodyMode;
+use crate::reply;
+use attache_disagg::attempts::Attempt;
 use attache_disagg::connector::trtllm::LEAST_SHARED_ID;
 use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
-use attache_picker::event::{RequestEvent, SplitOutcome};
+use attache_picker::body::Body;
+use attache_picker::decide::Plan;
+use attache_picker::event::{End, RequestEvent, SplitOutcome};
 use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{CachedBy, LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
+use attache_picker::split::{CachedBy, LegCall, LegProgress, LegResult, PrefillLeg, PrefillOutcome, SplitRequest};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::split::not_alone;
 use attache_scheduling::{Decision, Dispatch};
-use attache_telemetry::trace::PrefillSpan;
+use attache_telemetry::trace::{PrefillSpan, RequestSpan};
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
+use envoy_types::pb::envoy::service::ext_proc::v3::HttpBody;
 use rand::RngExt;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// 2^63 - 1: largest id by which both workers identify a request. SGLang and TensorRT-LLM read it as a signed integer.
 const MAX_ROOM: u64 = i64::MAX as u64;
@@ -88,7 +98,7 @@ impl Splitting {
 }
 
 impl Exchange {
-    /// The calls to make to workers now. The caller sends [`Event::LegResult`] for each call that has an attempt.
+    /// The calls to make to workers now. The caller sends [`Event::LegResult`](super::Event::LegResult) for each call that has an attempt.
     pub fn leg_calls(&mut self) -> Vec<LegCall> {
         let mut calls = self.split.leg.as_mut().map(|leg| leg.take_calls()).unwrap_or_default();
         calls.append(&mut self.split.detached);

@@ -73,8 +73,11 @@ use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpHeaders};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpTrailers, ProtocolConfiguration};
+use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::{ListValue, Value, value::Kind};
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 const NOW: Timestamp = Timestamp(5_000_000_000);

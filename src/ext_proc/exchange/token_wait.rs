@@ -5,8 +5,9 @@
 //! Collecting ─end of body─▶ (background work) ─done─▶ (decide, with the body so far)
 //! ```
 
-use super::*;
-use attache_picker::warming::Made;
+use super::{Actions, BodyEnd, Exchange, RequestSide};
+use attache_picker::warming::{Made, Warming};
+use attache_types::clock::Timestamp;
 
 /// The part of the request that had arrived when its decision was deferred.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +42,7 @@ impl TokenWait {
 }
 
 impl Exchange {
-    /// The work that must run before the decision. Once it has run, the caller sends [`Event::Warmed`], and no other
+    /// The work that must run before the decision. Once it has run, the caller sends [`Event::Warmed`](super::Event::Warmed), and no other
     /// event before. Returned once.
     pub fn warming(&mut self) -> Option<Warming> {
         self.waits.warming.take()

@@ -1,8 +1,15 @@
 //! Limits of a request body during its upload: memory, and the lowest rate.
 
-use super::*;
+use super::{Actions, Exchange, ProtocolError, RequestSide, ResponseSide};
+use crate::mode::BodyMode;
+use crate::reply::{self, Direction};
 use crate::uploads::{Evicted, Owner, Progress, Standing};
+use attache_picker::body::too_large;
+use attache_picker::event::{End, Limit};
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
+use envoy_types::pb::envoy::service::ext_proc::v3::HttpBody;
 
 /// 1 MiB in addition to the body, for headers, metadata and attributes in Envoy's message.
 const MESSAGE_OVERHEAD_BYTES: u64 = 1 << 20;
@@ -20,7 +27,7 @@ impl Exchange {
         &self.config.limits
     }
 
-    /// Largest message of Envoy that is buffered, bytes. A larger one is [`Event::TooLarge`].
+    /// Largest message of Envoy that is buffered, bytes. A larger one is [`Event::TooLarge`](super::Event::TooLarge).
     #[must_use]
     pub fn max_message_bytes(&self) -> usize {
         let body = self.config.limits.max_body_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES);
