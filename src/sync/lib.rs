@@ -6,7 +6,7 @@
 //!
 //! | what | rule |
 //! |---|---|
-//! | requests in flight | Each picker writes only its own column. A receiver applies each batch once. Heartbeats find gaps. |
+//! | requests in flight | Each picker writes only its own state. A receiver applies each batch once. Heartbeats find gaps. |
 //! | prompts | They belong to requests in flight, and stay in the index when these end. Applying one twice has no effect. |
 //! | lost caches | Announced once by each picker; a receiver drops what it has recorded for the endpoint. |
 //! | prefix index | A picker that joins pulls the index of one peer in chunks, and of another one on failure. |
@@ -16,10 +16,10 @@
 //! | ejected endpoints | Named in heartbeats. A receiver ejects such an endpoint when it can't connect to it either. |
 //! | pressure of models | Each picker counts its own diversions; the largest number of each counts (`pressure.rs`). |
 //! | policies of models | Changes by an admin API are sent to all; the last change of a model counts (`policies.rs`). |
-//! | decisions at one moment | Each picker assumes those of the pickers before it in their order (`herd.rs`). |
+//! | decisions at one moment | Each picker assumes those of the pickers before it in their order (`unknown_bookings.rs`). |
 //! | silent pickers | After [`SILENT_AFTER`], a receiver drops the requests of a picker. Its heartbeat brings them back. |
 //!
-//! **Owns** the messages of `proto/attache/sync/v1`, the own column ([`Replica`]) and those of the peers.
+//! **Owns** the messages of `proto/attache/sync/v1`, the own state ([`Replica`]) and those of the peers.
 //! **Called by** `record`, which reports bookings, by `picker` at each decision, by the transport, and by `replay`.
 //! **Must not** do I/O, ask for the time, or choose an endpoint.
 //!
@@ -29,10 +29,8 @@
 
 mod bus;
 mod generated;
-mod herd;
 mod identity;
 mod joining;
-mod mirror;
 mod own;
 mod paths;
 mod peer;
@@ -42,12 +40,14 @@ mod pressure;
 mod rate;
 mod received;
 mod records;
+mod remote_request;
 mod replica;
 mod seal;
 mod serving;
 mod snapshot;
 mod stats;
 mod transfer;
+mod unknown_bookings;
 mod wire;
 
 pub use bus::{MemoryBus, MemoryBusSettings, Outbox};

@@ -1,4 +1,4 @@
-//! The column of this picker: its requests in flight, the changes that peers have not received yet, and the batches
+//! The state of this picker: its requests in flight, the changes that peers have not received yet, and the batches
 //! that a peer may ask for again.
 
 use crate::bus::Outbox;
@@ -26,7 +26,7 @@ const BATCH_BYTES: usize = 64 << 10;
 const KEPT_BYTES: usize = 4 << 20;
 /// Number of ended requests whose prompts are kept for peers that ask for them.
 const KEPT_PROMPTS: usize = 1_024;
-/// A part of a column ends at this size, bytes. Receivers drop messages above 1 MiB.
+/// A part of a full state ends at this size, bytes. Receivers drop messages above 1 MiB.
 const COLUMN_PART_BYTES: usize = 256 << 10;
 /// Most counts of pressure, or policies of models, in one message: each has at most about 1.8 KiB.
 const STATE_EVENTS: usize = 256;
@@ -150,7 +150,7 @@ fn shorten(blocks: &mut v1::Blocks, keys: &[BlockKey], paths: &Mutex<PathBook>) 
     blocks.keys = shortened.rest.iter().map(|key| key.0).collect();
 }
 
-/// The column of this picker.
+/// The state of this picker.
 #[derive(Debug)]
 pub(crate) struct Own {
     sender: u64,
@@ -171,7 +171,7 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// The empty column of `sender`. `seed` is the cluster's key.
+    /// The empty state of `sender`. `seed` is the cluster's key.
     pub(crate) fn new(sender: u64, seed: u64, outbox: Arc<dyn Outbox>, stats: Arc<SyncStats>) -> Self {
         Self {
             sender,
@@ -335,7 +335,7 @@ impl Own {
         }
     }
 
-    /// Sends the heartbeat, which describes the column after all changes so far. `joining`: this picker has no index
+    /// Sends the heartbeat, which describes the state after all changes so far. `joining`: this picker has no index
     /// for others yet. `ejected`: the endpoints that it has ejected. `policies`: the digest of models' policies.
     pub(crate) fn heartbeat(&mut self, name: &str, joining: bool, ejected: Vec<u64>, policies: u64) {
         self.flush();
@@ -366,7 +366,7 @@ impl Own {
             self.hand_over(Some(to), message.to_vec());
         }
         if asked.column || ranges().any(|range| range.first < first) {
-            self.send_column(to, paths);
+            self.send_full_state(to, paths);
         }
         let requests: BTreeSet<u64> = asked.requests.iter().take(MAX_RESENT).copied().collect();
         for placed in requests.into_iter().map(|request| self.placed(request)) {
@@ -400,7 +400,7 @@ impl Own {
         v1::Placed { request, keys: keys.iter().map(|key| key.0).collect(), endpoint, tenant }
     }
 
-    fn send_column(&mut self, to: u64, paths: &Mutex<PathBook>) {
+    fn send_full_state(&mut self, to: u64, paths: &Mutex<PathBook>) {
         let mut filled = Vec::new();
         let (mut requests, mut bytes) = (Vec::new(), 0);
         for booked in self.requests.values().map(|own| own.with_keys(paths)) {
@@ -411,7 +411,7 @@ impl Own {
                 bytes = 0;
             }
         }
-        // A column without requests has one part, too.
+        // A full state without requests has one part, too.
         filled.push(requests);
         let (at_batch, parts) = (self.last_batch, u32::try_from(filled.len()).unwrap_or(u32::MAX));
         for (part, requests) in (0..parts).zip(filled) {

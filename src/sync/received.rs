@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-/// Most batches behind a gap that are remembered. A larger gap is repaired by the column.
+/// Most batches behind a gap that are remembered. A larger gap is repaired by the full state.
 const MAX_BEYOND: usize = 4_096;
 
 /// The set of received batch numbers: all up to a number, and some beyond it.
@@ -51,7 +51,7 @@ impl Received {
         !self.beyond.is_empty()
     }
 
-    /// Whether so much is missing that only the column repairs it.
+    /// Whether so much is missing that only the full state repairs it.
     pub(crate) fn is_hopeless(&self) -> bool {
         self.beyond.len() > MAX_BEYOND
     }

@@ -2,20 +2,20 @@
 
 use crate::bus::Outbox;
 use crate::generated::v1;
-use crate::herd::Herd;
 use crate::identity::{member_of, token_of};
 use crate::joining::Joining;
-use crate::mirror::Scene;
 use crate::own::{Own, OwnBooking};
 use crate::paths::PathBook;
-use crate::peer::{FORGET_AFTER, PeerColumn, SILENT_AFTER};
+use crate::peer::{FORGET_AFTER, PeerState, SILENT_AFTER};
 use crate::policies;
 use crate::pools::{EndpointKey, PoolView, Pools};
 use crate::pressure::SharedPressure;
 use crate::rate::Rates;
 use crate::records::{ServedFlow, StoredResponses, seal_service};
+use crate::remote_request::ApplyContext;
 use crate::serving::Serving;
 use crate::stats::{SyncStats, add};
+use crate::unknown_bookings::UnknownBookings;
 use crate::wire::{self, HEARTBEAT_EVERY, MAX_PEERS, encode};
 use ahash::AHashMap;
 use attache_pool::{Endpoint, EndpointSpec};
@@ -78,7 +78,7 @@ pub struct Replica {
     pub(crate) outbox: Arc<dyn Outbox>,
     own: Mutex<Own>,
     paths: Mutex<PathBook>,
-    herd: Mutex<Herd>,
+    unknown_bookings: Mutex<UnknownBookings>,
     pressure: Arc<SharedPressure>,
     responses: OnceLock<Arc<dyn StoredResponses>>,
     policies: OnceLock<Arc<ModelPolicies>>,
@@ -89,7 +89,7 @@ pub struct Replica {
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(crate) pools: Pools,
-    pub(crate) columns: AHashMap<u64, PeerColumn>,
+    pub(crate) states: AHashMap<u64, PeerState>,
     next_heartbeat: Timestamp,
     /// Losses that were announced, by any picker, with their times.
     pub(crate) losses: AHashMap<u64, Timestamp>,
@@ -105,7 +105,7 @@ impl Replica {
         let stats = Arc::new(SyncStats::default());
         let peers = Peers {
             pools: Pools::new(settings.seed),
-            columns: AHashMap::new(),
+            states: AHashMap::new(),
             next_heartbeat: Timestamp(0),
             losses: AHashMap::new(),
             joining: Joining::new(settings.sender),
@@ -117,7 +117,7 @@ impl Replica {
             stats,
             outbox,
             paths: Mutex::default(),
-            herd: Mutex::default(),
+            unknown_bookings: Mutex::default(),
             pressure,
             responses: OnceLock::new(),
             policies: OnceLock::new(),
@@ -204,14 +204,14 @@ impl Replica {
     /// Number of bookings that peers have probably made and that have not arrived yet, and the uncached tokens of each.
     #[must_use]
     pub fn unknown_bookings(&self, now: Timestamp) -> (u32, u32) {
-        self.herd.lock().expected(now)
+        self.unknown_bookings.lock().expected(now)
     }
 
     /// Publishes a booking at once, and follows its request.
     #[must_use]
     pub fn book(self: &Arc<Self>, pool: &Arc<str>, booking: &OwnBooking<'_>, now: Timestamp) -> SharedBooking {
         if booking.understood {
-            self.herd.lock().booked(booking.prompt_tokens.saturating_sub(booking.cached_tokens), now);
+            self.unknown_bookings.lock().booked(booking.prompt_tokens.saturating_sub(booking.cached_tokens), now);
         }
         let request = self.own.lock().book(booking, &self.paths, now);
         SharedBooking { replica: self.clone(), pool: pool.clone(), request, open: true }
@@ -274,24 +274,24 @@ impl Replica {
 
     /// Whether a `Resend` of this peer is answered now.
     fn may_ask(&self, sender: u64, now: Timestamp) -> bool {
-        let columns = &mut self.peers.lock().columns;
-        if !admit(columns, sender, now) {
+        let states = &mut self.peers.lock().states;
+        if !admit(states, sender, now) {
             return false;
         }
-        columns.entry(sender).or_insert_with(|| PeerColumn::new(now)).may_ask(now)
+        states.entry(sender).or_insert_with(|| PeerState::new(now)).may_ask(now)
     }
 
     /// Applies a message. Returns what remains to be done without a lock: a chunk, or a request for one.
     fn apply(&self, sender: u64, mut body: Body, now: Timestamp) -> Option<Body> {
         let mut peers = self.peers.lock();
-        let Peers { pools, columns, losses, joining, serving, .. } = &mut *peers;
-        if !admit(columns, sender, now) {
+        let Peers { pools, states, losses, joining, serving, .. } = &mut *peers;
+        if !admit(states, sender, now) {
             add(&self.stats.refused_senders, 1);
             return None;
         }
         if let Body::Heartbeat(heartbeat) = &mut body {
             heartbeat.name = heartbeat.name.chars().take(MAX_NAME).collect();
-            Self::drop_predecessors(columns, sender, &heartbeat.name, now);
+            Self::drop_predecessors(states, sender, &heartbeat.name, now);
         }
         if let Body::Batch(batch) = &mut body {
             // A loss that was announced just now is no news, whoever repeats it.
@@ -305,27 +305,27 @@ impl Replica {
                 }
                 _ => true,
             });
-            let mut herd = self.herd.lock();
+            let mut unknown_bookings = self.unknown_bookings.lock();
             for event in &batch.events {
                 if let Some(v1::event::Kind::Booked(booked)) = &event.kind
                     && booked.understood
                 {
-                    herd.heard(booked.prompt_tokens.saturating_sub(booked.cached_tokens), now);
+                    unknown_bookings.received(booked.prompt_tokens.saturating_sub(booked.cached_tokens), now);
                 }
             }
         }
         let is_heartbeat = matches!(body, Body::Heartbeat(_));
-        let column = columns.entry(sender).or_insert_with(|| PeerColumn::new(now));
-        column.last_heard = now;
-        let mut scene = self.scene(sender, pools, now);
+        let peer = states.entry(sender).or_insert_with(|| PeerState::new(now));
+        peer.last_message = now;
+        let mut cx = self.apply_context(sender, pools, now);
         let asks = match body {
             Body::Batch(batch) => {
-                column.batch(batch, &mut scene);
+                peer.batch(batch, &mut cx);
                 None
             }
-            Body::Heartbeat(heartbeat) => column.heartbeat(heartbeat, &mut scene),
+            Body::Heartbeat(heartbeat) => peer.heartbeat(heartbeat, &mut cx),
             Body::Column(part) => {
-                column.column(part, &mut scene);
+                peer.full_state(part, &mut cx);
                 None
             }
             Body::Resend(_) => None,
@@ -336,17 +336,17 @@ impl Replica {
             Body::SnapshotChunk(_) => return Some(body),
         };
         self.ask(sender, asks);
-        if column.has_requests() || (is_heartbeat && joining.wants_peer()) {
+        if peer.has_requests() || (is_heartbeat && joining.wants_peer()) {
             self.outbox.wake();
         }
         None
     }
 
-    fn scene<'s>(&'s self, sender: u64, pools: &'s mut Pools, now: Timestamp) -> Scene<'s> {
+    fn apply_context<'s>(&'s self, sender: u64, pools: &'s mut Pools, now: Timestamp) -> ApplyContext<'s> {
         let (seed, responses) = (self.settings.seed, self.responses.get().map(|responses| &**responses));
         let (paths, pressure, policies) = (&self.paths, &*self.pressure, self.policies.get().map(|all| &**all));
         let unix_ms = self.unix_ms(now);
-        Scene { sender, seed, pools, paths, pressure, responses, policies, unix_ms, stats: &self.stats, now }
+        ApplyContext { sender, seed, pools, paths, pressure, responses, policies, unix_ms, stats: &self.stats, now }
     }
 
     /// The sender and the content of a message; `None` for an invalid one and for one that others get.
@@ -361,11 +361,11 @@ impl Replica {
         body.filter(|_| !own && (receiver == 0 || receiver == self.settings.sender)).map(|body| (sender, body))
     }
 
-    /// Drops the column of an earlier process of the same name.
-    fn drop_predecessors(columns: &mut AHashMap<u64, PeerColumn>, sender: u64, name: &str, now: Timestamp) {
-        columns.retain(|other, column| {
-            let is_other = *other == sender || member_of(*other) != member_of(sender) || column.name != name;
-            is_other || now.since(column.last_heard) < 2 * HEARTBEAT_EVERY
+    /// Drops the state of an earlier process of the same name.
+    fn drop_predecessors(states: &mut AHashMap<u64, PeerState>, sender: u64, name: &str, now: Timestamp) {
+        states.retain(|other, peer| {
+            let is_other = *other == sender || member_of(*other) != member_of(sender) || peer.name != name;
+            is_other || now.since(peer.last_message) < 2 * HEARTBEAT_EVERY
         });
     }
 
@@ -386,18 +386,18 @@ impl Replica {
     /// Sends what is due: pending changes, the heartbeat, requests for what was missed. Drops silent peers. Returns
     /// when to call it again at the latest.
     pub fn tick(&self, now: Timestamp) -> Timestamp {
-        let next = self.tick_columns(now);
+        let next = self.tick_peers(now);
         let transfers = [self.serve(now), self.pull(now)];
         transfers.into_iter().flatten().fold(next, Timestamp::min)
     }
 
-    fn tick_columns(&self, now: Timestamp) -> Timestamp {
+    fn tick_peers(&self, now: Timestamp) -> Timestamp {
         let mut peers = self.peers.lock();
-        let Peers { pools, columns, next_heartbeat, joining, .. } = &mut *peers;
-        columns.retain(|_, column| column.last_heard.after(FORGET_AFTER) > now);
-        let silent = columns.values_mut().filter(|column| column.last_heard.after(SILENT_AFTER) <= now);
-        let dropped = silent.map(|column| u64::from(column.silence())).sum();
-        add(&self.stats.dropped_columns, dropped);
+        let Peers { pools, states, next_heartbeat, joining, .. } = &mut *peers;
+        states.retain(|_, peer| peer.last_message.after(FORGET_AFTER) > now);
+        let silent = states.values_mut().filter(|peer| peer.last_message.after(SILENT_AFTER) <= now);
+        let dropped = silent.map(|peer| u64::from(peer.silence())).sum();
+        add(&self.stats.dropped_states, dropped);
         if dropped > 0 {
             pools.freed(now);
         }
@@ -415,18 +415,18 @@ impl Replica {
         }
         let next = own.flush_at().unwrap_or(*next_heartbeat).min(*next_heartbeat);
         drop(own);
-        let heard = columns.iter().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) > now);
-        let (before, peers) = heard.fold((0, 0), |(before, peers), (sender, _)| {
+        let live = states.iter().filter(|(_, peer)| peer.last_message.after(SILENT_AFTER) > now);
+        let (before, peers) = live.fold((0, 0), |(before, peers), (sender, _)| {
             (before + usize::from(*sender < self.settings.sender), peers + 1)
         });
-        self.herd.lock().set_place(before, peers + 1);
+        self.unknown_bookings.lock().set_place(before, peers + 1);
         let mut behind = false;
-        let heard = columns.iter_mut().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) > now);
-        for (sender, column) in heard {
-            let mut scene = self.scene(*sender, pools, now);
-            let asks = column.overdue(&mut scene);
+        let live = states.iter_mut().filter(|(_, peer)| peer.last_message.after(SILENT_AFTER) > now);
+        for (sender, peer) in live {
+            let mut cx = self.apply_context(*sender, pools, now);
+            let asks = peer.overdue(&mut cx);
             self.ask(*sender, asks);
-            behind |= column.has_requests();
+            behind |= peer.has_requests();
         }
         if behind { next.min(now.after(Duration::from_millis(20))) } else { next }
     }
@@ -435,39 +435,39 @@ impl Replica {
     #[must_use]
     pub fn peers(&self, now: Timestamp) -> Vec<PeerStatus> {
         let peers = self.peers.lock();
-        let status = |(sender, column): (&u64, &PeerColumn)| PeerStatus {
+        let status = |(sender, peer): (&u64, &PeerState)| PeerStatus {
             sender: *sender,
-            name: column.name.clone(),
-            silent: now.since(column.last_heard),
-            requests: column.requests(),
-            behind: column.is_behind(),
+            name: peer.name.clone(),
+            silent: now.since(peer.last_message),
+            requests: peer.requests(),
+            behind: peer.is_behind(),
         };
-        let mut all: Vec<PeerStatus> = peers.columns.iter().map(status).collect();
+        let mut all: Vec<PeerStatus> = peers.states.iter().map(status).collect();
         all.sort_by(|a, b| (&a.name, a.sender).cmp(&(&b.name, b.sender)));
         all
     }
 }
 
-/// Whether there is a column for `sender`, or one can be made for it. When there are too many, one of a silent sender
+/// Whether there is a state for `sender`, or one can be made for it. When there are too many, one of a silent sender
 /// makes room, or one of the picker with the most senders if the new one's has fewer.
-fn admit(columns: &mut AHashMap<u64, PeerColumn>, sender: u64, now: Timestamp) -> bool {
-    if columns.len() < MAX_PEERS || columns.contains_key(&sender) {
+fn admit(states: &mut AHashMap<u64, PeerState>, sender: u64, now: Timestamp) -> bool {
+    if states.len() < MAX_PEERS || states.contains_key(&sender) {
         return true;
     }
-    let silent = columns.iter().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) <= now);
-    let silent = silent.min_by_key(|(sender, column)| (column.last_heard, **sender)).map(|(sender, _)| *sender);
+    let silent = states.iter().filter(|(_, peer)| peer.last_message.after(SILENT_AFTER) <= now);
+    let silent = silent.min_by_key(|(sender, peer)| (peer.last_message, **sender)).map(|(sender, _)| *sender);
     let excess = || {
         let mut senders: AHashMap<u32, usize> = AHashMap::new();
-        columns.keys().for_each(|sender| *senders.entry(member_of(*sender)).or_default() += 1);
+        states.keys().for_each(|sender| *senders.entry(member_of(*sender)).or_default() += 1);
         let (largest, most) =
             senders.iter().map(|(member, count)| (*member, *count)).max_by_key(|(_, count)| *count)?;
         let own = senders.get(&member_of(sender)).copied().unwrap_or(0);
-        let of_largest = columns.iter().filter(|(sender, _)| member_of(**sender) == largest);
+        let of_largest = states.iter().filter(|(sender, _)| member_of(**sender) == largest);
         // A sender without a name has sent no heartbeat.
-        let by_proof = |(sender, column): &(&u64, &PeerColumn)| (!column.name.is_empty(), column.last_heard, **sender);
+        let by_proof = |(sender, peer): &(&u64, &PeerState)| (!peer.name.is_empty(), peer.last_message, **sender);
         of_largest.min_by_key(by_proof).map(|(sender, _)| *sender).filter(|_| own + 1 < most)
     };
-    silent.or_else(excess).and_then(|sender| columns.remove(&sender)).is_some()
+    silent.or_else(excess).and_then(|sender| states.remove(&sender)).is_some()
 }
 
 /// A booking of this picker that its peers know. Drop reports a disconnect.

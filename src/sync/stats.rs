@@ -17,7 +17,7 @@ pub struct SyncStats {
     pub invalid_messages: AtomicU64,
     /// Messages of senders beyond the largest number of peers.
     pub refused_senders: AtomicU64,
-    /// Batches, columns and heartbeats whose numbers contradict those that their sender had before.
+    /// Batches, full states and heartbeats whose numbers contradict those that their sender had before.
     pub contradictions: AtomicU64,
     /// Changes of models' policies that were refused: invalid, too many, or too far ahead of the known ones.
     pub refused_policies: AtomicU64,
@@ -29,14 +29,14 @@ pub struct SyncStats {
     pub duplicate_batches: AtomicU64,
     /// Batches that were requested again because they did not arrive.
     pub requested_batches: AtomicU64,
-    /// Heartbeats whose digest differed from the receiver's view, so that it asked for the column.
+    /// Heartbeats whose digest differed from the receiver's view, so that it asked for the full state.
     pub digest_mismatches: AtomicU64,
     /// Bookings and losses that named an endpoint which this picker does not know.
     pub unknown_endpoints: AtomicU64,
     /// Bookings whose prompt referred to a path that this picker did not have, so that it asked for all keys.
     pub unknown_paths: AtomicU64,
-    /// Columns that were dropped because their picker was silent.
-    pub dropped_columns: AtomicU64,
+    /// Full states that were dropped because their picker was silent.
+    pub dropped_states: AtomicU64,
     /// Chunks of the prefix index that were sent to peers which asked for them.
     pub sent_chunks: AtomicU64,
     /// Chunks that were received, also those that were not imported.

@@ -62,15 +62,14 @@ impl Replica {
     /// Requests the chunk that is due. Returns when to call it again at the latest.
     pub(crate) fn pull(&self, now: Timestamp) -> Option<Timestamp> {
         let mut peers = self.peers.lock();
-        let Peers { pools, columns, joining, .. } = &mut *peers;
+        let Peers { pools, states, joining, .. } = &mut *peers;
         if joining.is_done() {
             return None;
         }
-        // Without a name, no heartbeat was heard.
-        let heard =
-            columns.iter().filter(|(_, column)| !column.name.is_empty() && column.last_heard.after(SILENT_AFTER) > now);
-        let sources: Vec<Source> =
-            heard.map(|(sender, column)| Source { sender: *sender, joins: column.joins }).collect();
+        // Without a name, no heartbeat has arrived.
+        let live =
+            states.iter().filter(|(_, peer)| !peer.name.is_empty() && peer.last_message.after(SILENT_AFTER) > now);
+        let sources: Vec<Source> = live.map(|(sender, peer)| Source { sender: *sender, joins: peer.joins }).collect();
         let request = joining.step(&sources, pools, now);
         let next = joining.next();
         drop(peers);

@@ -8,7 +8,7 @@ use v1::message::Body;
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
-/// Most senders with a column.
+/// Most senders with a full state.
 pub(crate) const MAX_PEERS: usize = 64;
 /// Messages above this size are dropped before they are read, bytes.
 const MAX_MESSAGE: usize = 1 << 20;
@@ -44,7 +44,7 @@ pub(crate) fn cost(body: &Body) -> usize {
     };
     match body {
         Body::Batch(batch) => batch.events.iter().map(of_event).sum(),
-        Body::Column(column) => column.requests.iter().map(|booked| EVENT_COST + of(booked)).sum(),
+        Body::Column(state) => state.requests.iter().map(|booked| EVENT_COST + of(booked)).sum(),
         _ => 0,
     }
 }

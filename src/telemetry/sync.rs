@@ -47,7 +47,7 @@ const COUNTERS: &[SyncCounter] = &[
     ("sync_refused_senders", "messages of senders beyond the 64 that are followed", |s| &s.refused_senders),
     (
         "sync_contradictions",
-        "batches, columns and heartbeats whose numbers contradict those that their sender had before",
+        "batches, full states and heartbeats whose numbers contradict those that their sender had before",
         |s| &s.contradictions,
     ),
     (
@@ -76,7 +76,7 @@ const COUNTERS: &[SyncCounter] = &[
         &s.unknown_paths
     }),
     ("sync_silenced_peers", "peers whose requests in flight were dropped because they were silent", |s| {
-        &s.dropped_columns
+        &s.dropped_states
     }),
     ("sync_snapshot_sent_chunks", "chunks of the prefix index sent to pickers that join", |s| &s.sent_chunks),
     ("sync_snapshot_received_chunks", "chunks of a peer's prefix index that arrived", |s| &s.received_chunks),

@@ -107,7 +107,7 @@ fn records_of_other_parts_reach_peers_once() {
     cluster.members[0].replica.served("unknown", service, cluster.now);
     cluster.pass(2 * DELAY);
     assert_eq!(recorded(&cluster, 1), [format!("{service:?}")]);
-    // The column brings the request back, and nothing is recorded again.
+    // The full state brings the request back, and nothing is recorded again.
     cluster.bus.part(0, 1, true);
     cluster.pass(SILENT_AFTER + HEARTBEAT_EVERY);
     assert_eq!((in_flight(&cluster), recorded(&cluster, 1)), (vec![1, 0], vec!["freed".to_owned()]));
@@ -140,7 +140,7 @@ fn ejection_of_a_peer_makes_the_next_failure_eject_until_a_success() {
 }
 
 #[test]
-fn silent_picker_loses_its_column_and_gets_it_back() {
+fn silent_picker_loses_its_full_state_and_gets_it_back() {
     let mut cluster = cluster(2);
     let _routed = cluster.route(0, 0, &keys(3));
     cluster.pass(DELAY);
@@ -192,7 +192,7 @@ fn restarted_picker_replaces_its_earlier_process() {
 fn joining_picker_learns_all_requests_in_flight() {
     let mut cluster = cluster(2);
     cluster.bus.part(0, 1, true);
-    // More than the batches that are kept, so that only the column can tell.
+    // More than the batches that are kept, so that only the full state can tell.
     let routed: Vec<Routed> = (0..1_500).map(|i| cluster.route(0, i % 3, &keys(1 + i as u64 % 50))).collect();
     for _ in 0..60 {
         drop(cluster.route(0, 0, &(0..40_000).map(BlockKey).collect::<Vec<_>>()));
@@ -321,7 +321,7 @@ fn booking_of_an_earlier_pod_at_the_same_address_is_not_counted() {
 }
 
 #[test]
-fn column_of_long_prompts_has_parts_that_receivers_accept() {
+fn full_state_of_long_prompts_has_parts_that_receivers_accept() {
     let mut cluster = cluster(2);
     cluster.bus.part(0, 1, true);
     // 400 prompts of 600 different blocks: 2 MiB of keys. The paths that peers could know are replaced meanwhile.

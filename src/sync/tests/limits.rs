@@ -52,10 +52,10 @@ fn requests_of_one_picker_are_bounded() {
 }
 
 #[test]
-fn column_that_never_ends_is_dropped() {
+fn full_state_that_never_ends_is_dropped() {
     let cluster = cluster();
     let member = &cluster.members[0];
-    // A digest that the batches so far do not have makes the picker ask for the column.
+    // A digest that the batches so far do not have makes the picker ask for the full state.
     send(&cluster, Body::Heartbeat(v1::Heartbeat { digest: 1, ..v1::Heartbeat::default() }));
     for part in 0..8 {
         let requests = (0..20_000).map(|request| booked(member, request)).collect();
@@ -67,7 +67,7 @@ fn column_that_never_ends_is_dropped() {
 }
 
 #[test]
-fn large_column_that_never_ends_is_dropped() {
+fn large_full_state_that_never_ends_is_dropped() {
     let mut cluster = cluster();
     send(&cluster, Body::Heartbeat(v1::Heartbeat { digest: 1, ..v1::Heartbeat::default() }));
     for part in 0..70 {
@@ -169,7 +169,7 @@ fn losses_of_unknown_endpoints_are_not_remembered() {
 }
 
 #[test]
-fn batches_behind_thousands_of_gaps_wait_for_the_column() {
+fn batches_behind_thousands_of_gaps_wait_for_the_full_state() {
     let cluster = cluster();
     let member = &cluster.members[0];
     for number in 1..=10_000 {
@@ -232,7 +232,7 @@ fn silent_senders_of_many_names_make_room_for_a_new_picker() {
 }
 
 #[test]
-fn column_at_the_last_number_does_not_hide_its_sender() {
+fn full_state_at_the_last_number_does_not_hide_its_sender() {
     let mut cluster = cluster();
     let book = |cluster: &Cluster, number: u64| {
         send(cluster, batch(number, [Kind::Booked(booked(&cluster.members[0], number))]));
@@ -242,10 +242,10 @@ fn column_at_the_last_number_does_not_hide_its_sender() {
     (1..=3).for_each(|number| book(&cluster, number));
     send(&cluster, forged.clone());
     book(&cluster, 4);
-    assert_eq!(requests(&cluster), 4, "nobody has asked for a column");
+    assert_eq!(requests(&cluster), 4, "no picker has asked for a full state");
     let contradictions = |cluster: &Cluster| cluster.members[0].replica.stats().contradictions.load(Relaxed);
     assert_eq!(contradictions(&cluster), 1);
-    // A heartbeat under the same sender announces the number, so that the column is asked for and taken.
+    // A heartbeat under the same sender announces the number, so that the full state is asked for and taken.
     heartbeat(&cluster, SENDER, u64::MAX);
     send(&cluster, forged);
     assert_eq!(requests(&cluster), 0);

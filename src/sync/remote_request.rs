@@ -28,7 +28,7 @@ const MAX_MOVES: u32 = 16;
 const MAX_PROMPT_TOKENS: u32 = 1 << 21;
 
 /// What the events of a peer are applied to.
-pub(crate) struct Scene<'s> {
+pub(crate) struct ApplyContext<'s> {
     /// The peer.
     pub(crate) sender: u64,
     /// The cluster's key.
@@ -44,7 +44,7 @@ pub(crate) struct Scene<'s> {
     pub(crate) now: Timestamp,
 }
 
-impl Scene<'_> {
+impl ApplyContext<'_> {
     pub(crate) fn stored(&mut self, stored: &v1::Stored) {
         let (found, responses) = (self.pools.locate(stored.endpoint), self.responses);
         match found.zip(responses) {
@@ -67,12 +67,12 @@ impl Scene<'_> {
 
 /// A request in flight of the peer.
 #[derive(Debug)]
-pub(crate) struct Mirror {
+pub(crate) struct RemoteRequest {
     pub(crate) endpoint: u64,
     pub(crate) begun: bool,
     /// It was booked here as soon as it was sent, so that times since then are those of its endpoint.
     pub(crate) on_time: bool,
-    /// Number of the batch that booked it; 0 for a column.
+    /// Number of the batch that booked it; 0 for a full state.
     pub(crate) booked_in: u64,
     /// Blocks of its prompt, as far as they were sent.
     pub(crate) blocks: usize,
@@ -89,11 +89,11 @@ pub(crate) struct Mirror {
     record: Option<Box<PeerRecord>>,
 }
 
-impl Mirror {
+impl RemoteRequest {
     /// Books a request of the peer on this picker's view of the endpoint.
-    pub(crate) fn book(booked: v1::Booked, batch: u64, scene: &mut Scene<'_>) -> Self {
+    pub(crate) fn book(booked: v1::Booked, batch: u64, cx: &mut ApplyContext<'_>) -> Self {
         let v1::Booked { endpoint, begun, .. } = booked;
-        let mut mirror = Self {
+        let mut remote = Self {
             endpoint,
             begun,
             on_time: true,
@@ -106,23 +106,23 @@ impl Mirror {
             rank: None,
             record: None,
         };
-        let (keys, now) = (booked.blocks.as_ref().map(|blocks| read(blocks, scene.paths)), scene.now);
-        let Some(Located { view, snapshot, endpoint }) = scene.pools.locate(endpoint) else {
-            add(&scene.stats.unknown_endpoints, 1);
-            return mirror;
+        let (keys, now) = (booked.blocks.as_ref().map(|blocks| read(blocks, cx.paths)), cx.now);
+        let Some(Located { view, snapshot, endpoint }) = cx.pools.locate(endpoint) else {
+            add(&cx.stats.unknown_endpoints, 1);
+            return remote;
         };
-        mirror.cache = view.cache.clone();
+        remote.cache = view.cache.clone();
         let record = booked
             .recorded
-            .and_then(|recorded| records::apply(scene.seed, recorded, &booked.model, &*view.records, endpoint.id, now));
-        mirror.record = record;
-        mirror.rank = booked.rank.checked_sub(1).and_then(|rank| RankBooking::book(&endpoint, rank as usize));
+            .and_then(|recorded| records::apply(cx.seed, recorded, &booked.model, &*view.records, endpoint.id, now));
+        remote.record = record;
+        remote.rank = booked.rank.checked_sub(1).and_then(|rank| RankBooking::book(&endpoint, rank as usize));
         let prefix_update = match (booked.blocks, keys, &view.cache) {
             (Some(blocks), Some(Some(keys)), Some(cache)) => {
                 Some((cache.clone(), update(&blocks, keys, &endpoint, cache, now)))
             }
             (Some(blocks), Some(None), Some(_)) => {
-                mirror.awaits = Some(v1::Blocks { keys: Vec::new(), ..blocks });
+                remote.awaits = Some(v1::Blocks { keys: Vec::new(), ..blocks });
                 None
             }
             _ => None,
@@ -142,42 +142,42 @@ impl Mirror {
             // When it began is unknown, so no speed is learned.
             booking.first_byte(true, false, now);
         }
-        mirror.booking = Some(booking);
-        mirror
+        remote.booking = Some(booking);
+        remote
     }
 
-    /// Makes the mirror equal to what its picker says about it.
-    pub(crate) fn correct(&mut self, booked: &v1::Booked, digests: &mut u64, scene: &mut Scene<'_>) {
+    /// Makes the booking equal to what its picker says about the request.
+    pub(crate) fn correct(&mut self, booked: &v1::Booked, digests: &mut u64, cx: &mut ApplyContext<'_>) {
         let request = booked.request;
         if booked.endpoint != self.endpoint {
-            self.change(digests, request, &Kind::Moved(v1::Moved { request, endpoint: booked.endpoint }), scene);
+            self.change(digests, request, &Kind::Moved(v1::Moved { request, endpoint: booked.endpoint }), cx);
         }
         if booked.begun && !self.begun {
             let first = v1::FirstByte { request, good: true, ..v1::FirstByte::default() };
-            self.change(digests, request, &Kind::FirstByte(first), scene);
+            self.change(digests, request, &Kind::FirstByte(first), cx);
         }
     }
 
     /// Makes up for changes that did not arrive before the end.
-    pub(crate) fn catch_up(&mut self, ended: &v1::Ended, digests: &mut u64, scene: &mut Scene<'_>) {
+    pub(crate) fn catch_up(&mut self, ended: &v1::Ended, digests: &mut u64, cx: &mut ApplyContext<'_>) {
         let v1::Ended { request, moved_to, .. } = *ended;
         if let Some(good) = ended.good {
             let first = v1::FirstByte { request, good, is_first_token: false, moved_to };
-            self.change(digests, request, &Kind::FirstByte(first), scene);
+            self.change(digests, request, &Kind::FirstByte(first), cx);
         }
     }
 
     /// Applies a change of a request in flight.
-    pub(crate) fn change(&mut self, digests: &mut u64, request: u64, kind: &Kind, scene: &mut Scene<'_>) {
+    pub(crate) fn change(&mut self, digests: &mut u64, request: u64, kind: &Kind, cx: &mut ApplyContext<'_>) {
         *digests ^= digest(request, self.endpoint, self.begun);
         match kind {
-            Kind::Moved(moved) => self.move_to(moved.endpoint, scene),
-            Kind::Dispatched(dispatched) => self.dispatch(dispatched, scene),
+            Kind::Moved(moved) => self.move_to(moved.endpoint, cx),
+            Kind::Dispatched(dispatched) => self.dispatch(dispatched, cx),
             Kind::FirstByte(first) if !self.begun => {
                 self.begun = true;
-                self.move_to(first.moved_to, scene);
+                self.move_to(first.moved_to, cx);
                 if let Some(booking) = &mut self.booking {
-                    booking.first_byte(first.good, first.is_first_token && self.on_time, scene.now);
+                    booking.first_byte(first.good, first.is_first_token && self.on_time, cx.now);
                 }
             }
             _ => {}
@@ -186,46 +186,46 @@ impl Mirror {
     }
 
     /// Moves the request, unless it is there already.
-    fn move_to(&mut self, endpoint: u64, scene: &mut Scene<'_>) {
+    fn move_to(&mut self, endpoint: u64, cx: &mut ApplyContext<'_>) {
         if endpoint == 0 || endpoint == self.endpoint || self.moves == MAX_MOVES {
             return;
         }
         self.moves += 1;
         self.endpoint = endpoint;
         self.rank = None;
-        match scene.pools.locate(endpoint) {
+        match cx.pools.locate(endpoint) {
             Some(found) => {
                 let Some(booking) = &mut self.booking else { return };
                 let (from, to) = (booking.endpoint().id, found.endpoint.id);
-                self.record.iter().for_each(|record| found.view.records.moved(record, from, to, scene.now));
-                booking.move_to(&found.endpoint, scene.now);
+                self.record.iter().for_each(|record| found.view.records.moved(record, from, to, cx.now));
+                booking.move_to(&found.endpoint, cx.now);
             }
             None => {
-                add(&scene.stats.unknown_endpoints, 1);
+                add(&cx.stats.unknown_endpoints, 1);
                 self.booking = None;
             }
         }
     }
 
-    fn dispatch(&mut self, dispatched: &v1::Dispatched, scene: &mut Scene<'_>) {
+    fn dispatch(&mut self, dispatched: &v1::Dispatched, cx: &mut ApplyContext<'_>) {
         let Some(booking) = &mut self.booking else { return };
-        let from = scene.pools.locate(dispatched.prefill_endpoint).map(|found| found.endpoint);
-        let Some(Located { view, snapshot, .. }) = scene.pools.locate(self.endpoint) else { return };
+        let from = cx.pools.locate(dispatched.prefill_endpoint).map(|found| found.endpoint);
+        let Some(Located { view, snapshot, .. }) = cx.pools.locate(self.endpoint) else { return };
         let how = match &from {
             Some(from) => Dispatch::Arrives(from, dispatched.seconds),
             None => Dispatch::Whole,
         };
-        booking.dispatch(how, &snapshot, view.stale_after, scene.now);
+        booking.dispatch(how, &snapshot, view.stale_after, cx.now);
     }
 
-    pub(crate) fn end(self, ended: &v1::Ended, scene: &mut Scene<'_>) {
+    pub(crate) fn end(self, ended: &v1::Ended, cx: &mut ApplyContext<'_>) {
         let Some(booking) = self.booking else { return };
         let usage = Usage {
             prompt_tokens: ended.prompt_tokens,
             completion_tokens: ended.completion_tokens,
             cached_tokens: ended.cached_tokens,
         };
-        let (paths, added) = (scene.paths, &ended.keys);
+        let (paths, added) = (cx.paths, &ended.keys);
         let extend = |keys: &mut Vec<BlockKey>| {
             if added.is_empty() {
                 return false;
@@ -234,7 +234,7 @@ impl Mirror {
             paths.lock().keep(keys);
             true
         };
-        booking.end(ended.complete, &usage, extend, scene.now);
+        booking.end(ended.complete, &usage, extend, cx.now);
     }
 }
 
