@@ -24,7 +24,7 @@ use crate::ext_proc::Processor;
 use crate::ext_proc::server::Shards;
 use crate::ext_proc::service::Service;
 use crate::health::{Health, Latch, Readiness};
-use crate::picker::event::Outcome;
+use crate::picker::event::StreamOutcome;
 use crate::picker::{ActiveConfig, Picker, PoolRuntime};
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
@@ -342,7 +342,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
 }
 
 fn report_end(metrics: &Metrics) {
-    let ended: u64 = Outcome::ALL.iter().map(|o| metrics.outcome_count(*o)).sum();
+    let ended: u64 = StreamOutcome::ALL.iter().map(|o| metrics.outcome_count(*o)).sum();
     let opened = metrics.streams_opened.get();
     tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
 }

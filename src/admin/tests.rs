@@ -10,7 +10,7 @@ use super::refusal::RefusalReason;
 use super::status::CertificateStatus;
 use super::*;
 use crate::pools::{EndpointStanding, PoolView};
-use attache_pool::health::{HealthPolicy, Outcome};
+use attache_pool::health::{HealthOutcome, HealthPolicy};
 use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, Engine, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};

@@ -10,7 +10,7 @@
 //!
 //! Giving up is not an error by itself: the decode worker can prefill the prompt too.
 
-use attache_pool::health::Outcome;
+use attache_pool::health::HealthOutcome;
 use attache_pool::{Endpoint, Picks};
 use attache_types::clock::Timestamp;
 use smallvec::SmallVec;
@@ -67,13 +67,13 @@ impl Failure {
 
     /// The effect on the health of the worker that was called; `None` if it has none.
     #[must_use]
-    pub fn outcome(self) -> Option<Outcome> {
+    pub fn outcome(self) -> Option<HealthOutcome> {
         match self {
-            Failure::Refused => Some(Outcome::ConnectFailure),
-            Failure::Broken | Failure::Late => Some(Outcome::Failure),
-            Failure::Status(status) => Outcome::of_status(status),
+            Failure::Refused => Some(HealthOutcome::ConnectFailure),
+            Failure::Broken | Failure::Late => Some(HealthOutcome::Failure),
+            Failure::Status(status) => HealthOutcome::of_status(status),
             // The worker responded, though the response is of no use here.
-            Failure::Unusable | Failure::Ended => Some(Outcome::Success),
+            Failure::Unusable | Failure::Ended => Some(HealthOutcome::Success),
             Failure::Absent => None,
         }
     }

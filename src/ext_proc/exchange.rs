@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Envoy closes or resets every stream, after complete and aborted requests alike. So these states, and not the way the
-//! stream ended, say how the request ended. A stream is counted under exactly one [`Outcome`], on drop at the latest.
+//! stream ended, say how the request ended. A stream is counted under exactly one [`StreamOutcome`], on drop at the latest.
 
 use super::metadata;
 use super::mode::{BodyMode, Modes};
@@ -23,7 +23,7 @@ use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::Body;
 use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
-use attache_picker::event::{DecisionRecord, DecisionTrace, End, Limit, NameObserver, Outcome, REJECTED};
+use attache_picker::event::{DecisionRecord, DecisionTrace, End, Limit, NameObserver, REJECTED, StreamOutcome};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
@@ -150,7 +150,7 @@ pub struct Exchange {
     connection: Option<u64>,
     span: Option<RequestSpan>,
     in_flight: Option<Box<InFlight>>,
-    outcome: Option<Outcome>,
+    outcome: Option<StreamOutcome>,
     last_seen: Timestamp,
     waits: TokenWait,
     allowance: Allowance,
@@ -235,7 +235,7 @@ impl Exchange {
 
     /// How the stream is counted; `None` before that is known.
     #[must_use]
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<StreamOutcome> {
         self.outcome
     }
 
@@ -267,7 +267,7 @@ impl Exchange {
         }
         if m.observability_mode {
             self.request = RequestSide::Observed;
-            self.settle(Outcome::Skipped);
+            self.settle(StreamOutcome::Skipped);
         }
         if matches!(self.request, RequestSide::Refused | RequestSide::Observed) {
             return Ok(());
@@ -488,9 +488,9 @@ impl Exchange {
         self.queueing = QueueState::default();
         self.allowance = Allowance::default();
         self.settle(match error.reason.fault() {
-            Fault::Client | Fault::Tenant => Outcome::Rejected,
-            Fault::Upstream | Fault::Overload => Outcome::Shed,
-            Fault::Internal => Outcome::FailedInternal,
+            Fault::Client | Fault::Tenant => StreamOutcome::Rejected,
+            Fault::Upstream | Fault::Overload => StreamOutcome::Shed,
+            Fault::Internal => StreamOutcome::FailedInternal,
         });
         self.processor.metrics.rejection(error.pool.as_deref(), error.reason);
         let (reason, path) = (error.reason.code(), self.head.path());
@@ -550,7 +550,7 @@ impl Exchange {
         Ok(())
     }
 
-    fn settle(&mut self, outcome: Outcome) {
+    fn settle(&mut self, outcome: StreamOutcome) {
         self.outcome.get_or_insert(outcome);
     }
 }
@@ -559,7 +559,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.leave();
-        self.processor.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
+        self.processor.metrics.outcome(self.outcome.unwrap_or(StreamOutcome::ClientAborted));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::event::{Event, Observer};
 use attache_pool::Endpoint;
-use attache_pool::health::{ClientSlot, Ejection, Observation, Outcome, Verdict};
+use attache_pool::health::{ClientSlot, Ejection, HealthOutcome, Observation, Verdict};
 use attache_protocol::Api;
 use attache_record::RequestTape;
 use attache_scheduling::Pool;
@@ -25,7 +25,7 @@ impl HealthReporter {
     pub(super) fn record(
         &self,
         endpoint: &Endpoint,
-        outcome: Outcome,
+        outcome: HealthOutcome,
         now: Timestamp,
         observer: &dyn Observer,
     ) -> bool {

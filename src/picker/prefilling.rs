@@ -5,7 +5,7 @@
 //! things in the same order. Pure.
 
 use attache_disagg::attempts::{Attempt, AttemptLimits, Attempts, Failure, Next};
-use attache_pool::health::Outcome;
+use attache_pool::health::HealthOutcome;
 use attache_pool::{Endpoint, Picks};
 use attache_protocol::Usage;
 use attache_record::{Booked, RequestTape};
@@ -87,12 +87,12 @@ impl Prefilling {
         attempt: Attempt,
         usage: &Usage,
         now: Timestamp,
-        mut judge: impl FnMut(&Endpoint, Outcome),
+        mut judge: impl FnMut(&Endpoint, HealthOutcome),
     ) -> bool {
         let Some(server) = self.awaited(attempt) else { return false };
         self.blame(Some(attempt), now, &mut judge);
         self.shown(&server);
-        judge(&server, Outcome::Success);
+        judge(&server, HealthOutcome::Success);
         if let Some(mut booking) = self.booking.take() {
             if booking.endpoint().id != server.id {
                 booking.move_to(&server, now, || {});
@@ -111,7 +111,7 @@ impl Prefilling {
         attempt: Attempt,
         failure: Failure,
         now: Timestamp,
-        judge: impl FnOnce(&Endpoint, Outcome),
+        judge: impl FnOnce(&Endpoint, HealthOutcome),
     ) -> Next {
         let Some(server) = self.awaited(attempt) else { return Next::Wait };
         if let Some(outcome) = failure.outcome() {
@@ -123,7 +123,7 @@ impl Prefilling {
     }
 
     /// Handles the deadline of [`Prefilling::deadline`].
-    pub fn late(&mut self, now: Timestamp, mut judge: impl FnMut(&Endpoint, Outcome)) -> Next {
+    pub fn late(&mut self, now: Timestamp, mut judge: impl FnMut(&Endpoint, HealthOutcome)) -> Next {
         if now >= self.attempts.end() {
             self.blame(None, now, &mut judge);
         }
@@ -132,11 +132,11 @@ impl Prefilling {
     }
 
     /// Counts a failure for every attempt but `but` that is past its deadline.
-    fn blame(&mut self, but: Option<Attempt>, now: Timestamp, judge: &mut impl FnMut(&Endpoint, Outcome)) {
+    fn blame(&mut self, but: Option<Attempt>, now: Timestamp, judge: &mut impl FnMut(&Endpoint, HealthOutcome)) {
         let late: Picks = self.overdue(but, now).filter_map(|attempt| self.awaited(attempt)).collect();
         for server in &late {
             self.shown(server);
-            judge(server, Outcome::Failure);
+            judge(server, HealthOutcome::Failure);
         }
     }
 

@@ -24,7 +24,7 @@ use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
 use attache_types::clock::{Clock, Timestamp};
 pub use keys::PromptKeys;
-use made::{MadePrompt, Outcome};
+use made::{MadePrompt, PromptOutcome};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -334,12 +334,12 @@ impl PoolPrefix {
         }
         if let (Some(outcome), Some(blocks)) = (q.made.and_then(|made| made.get()), self.tokenizer.blocks()) {
             return match (outcome, &self.tokenizer) {
-                (Outcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
+                (PromptOutcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
                 #[cfg(feature = "hf-tokenizers")]
-                (Outcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
-                (Outcome::NotText, _) => Err(Missing::Tokenizer(MEDIA.into())),
-                (Outcome::Refused(reason), _) => Err(Missing::Tokenizer(reason.to_string().into())),
-                (Outcome::TooLarge, _) => Err(Missing::TooLarge),
+                (PromptOutcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
+                (PromptOutcome::NotText, _) => Err(Missing::Tokenizer(MEDIA.into())),
+                (PromptOutcome::Refused(reason), _) => Err(Missing::Tokenizer(reason.to_string().into())),
+                (PromptOutcome::TooLarge, _) => Err(Missing::TooLarge),
             };
         }
         match &self.tokenizer {

@@ -2,7 +2,7 @@
 //!
 //! Made by [`super::prefix`], which needs a prompt's tokens, and by stores of [`super::quotas`] outside of the process.
 
-use super::prefix::made::Outcome;
+use super::prefix::made::PromptOutcome;
 use attache_prompt::work::WorkLimit;
 use std::fmt;
 use std::future::Future;
@@ -33,10 +33,10 @@ pub struct Computation {
 }
 
 /// Computes an outcome; `None` if the work was cancelled.
-type Run = Box<dyn FnOnce(&WorkLimit) -> Option<Outcome> + Send>;
+type Run = Box<dyn FnOnce(&WorkLimit) -> Option<PromptOutcome> + Send>;
 
 /// The cell that holds the outcome after the computation.
-pub type Made = Arc<OnceLock<Outcome>>;
+pub type Made = Arc<OnceLock<PromptOutcome>>;
 
 impl fmt::Debug for Warming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,7 +68,7 @@ impl Computation {
 impl Warming {
     /// A computation that holds a copy of a body of `bytes` bytes. Its memory budget is [`WorkLimit::for_body`].
     #[must_use]
-    pub fn cpu(bytes: usize, run: impl FnOnce(&WorkLimit) -> Option<Outcome> + Send + 'static) -> Self {
+    pub fn cpu(bytes: usize, run: impl FnOnce(&WorkLimit) -> Option<PromptOutcome> + Send + 'static) -> Self {
         let computation =
             Computation { run: Box::new(run), work: WorkLimit::for_body(bytes), outcome: Made::default() };
         Self { job: Job::Cpu(computation), bytes }

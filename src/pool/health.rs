@@ -13,9 +13,9 @@
 //!
 //! | outcome | a client can cause it | ejects |
 //! |---|---|---|
-//! | [`Outcome::ConnectFailure`] | no | at once, after two in a row |
-//! | [`Outcome::Failure`] | rarely, by a prefill that is late or interrupted | at once, after five in a row, see below |
-//! | [`Outcome::ErrorResponse`] | yes, by its content | after five of one API and a period ([`errors`]), see below |
+//! | [`HealthOutcome::ConnectFailure`] | no | at once, after two in a row |
+//! | [`HealthOutcome::Failure`] | rarely, by a prefill that is late or interrupted | at once, after five in a row, see below |
+//! | [`HealthOutcome::ErrorResponse`] | yes, by its content | after five of one API and a period ([`errors`]), see below |
 //!
 //! The last two eject at most a share of the pool ([`HealthPolicy::max_ejection_percent`]).
 //!
@@ -98,7 +98,7 @@ impl Default for HealthPolicy {
 /// How a request ended, as seen by the endpoint that served it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum HealthOutcome {
     /// The endpoint responded without an error of its own.
     Success,
     /// The endpoint failed, and the request's content is rarely the cause. Examples: a prefill that is interrupted or
@@ -110,7 +110,7 @@ pub enum Outcome {
     ErrorResponse,
 }
 
-impl Outcome {
+impl HealthOutcome {
     /// All outcomes that eject an endpoint.
     pub const FAILURES: [Self; 3] = [Self::ConnectFailure, Self::Failure, Self::ErrorResponse];
 
@@ -141,15 +141,15 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// How the request ended.
-    pub outcome: Outcome,
+    pub outcome: HealthOutcome,
     /// The API of the request.
     pub api: Api,
     /// The client of the request.
     pub client: ClientSlot,
 }
 
-impl From<Outcome> for Observation {
-    fn from(outcome: Outcome) -> Self {
+impl From<HealthOutcome> for Observation {
+    fn from(outcome: HealthOutcome) -> Self {
         Self { outcome, api: Api::Other, client: ClientSlot::default() }
     }
 }
@@ -158,7 +158,7 @@ impl From<Outcome> for Observation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// The outcome that ejected the endpoint.
-    pub cause: Outcome,
+    pub cause: HealthOutcome,
     /// Time until one request probes the endpoint; zero if it may do so now.
     pub returns_in: Duration,
 }
@@ -224,10 +224,10 @@ struct Record {
     ejections: AtomicU32,
     /// A [`Contact`].
     contact: AtomicU8,
-    /// The [`Outcome`] that started the latest ejection.
+    /// The [`HealthOutcome`] that started the latest ejection.
     cause: AtomicU8,
-    /// Ejections since the start, by cause, in the order of [`Outcome::FAILURES`].
-    ejected: [AtomicU32; Outcome::FAILURES.len()],
+    /// Ejections since the start, by cause, in the order of [`HealthOutcome::FAILURES`].
+    ejected: [AtomicU32; HealthOutcome::FAILURES.len()],
     errors: ErrorRuns,
 }
 
@@ -280,13 +280,16 @@ impl EndpointHealth {
             return None;
         }
         let cause = self.record.cause.load(Relaxed);
-        let cause = Outcome::FAILURES.into_iter().find(|outcome| *outcome as u8 == cause).unwrap_or(Outcome::Failure);
+        let cause = HealthOutcome::FAILURES
+            .into_iter()
+            .find(|outcome| *outcome as u8 == cause)
+            .unwrap_or(HealthOutcome::Failure);
         Some(Ejection { cause, returns_in: Timestamp(self.away_until.load(Relaxed)).since(now) })
     }
 
     /// The number of ejections since the endpoint is known, by cause.
-    pub fn ejection_counts(&self) -> impl Iterator<Item = (Outcome, u32)> + '_ {
-        Outcome::FAILURES.into_iter().zip(self.record.ejected.iter().map(|count| count.load(Relaxed)))
+    pub fn ejection_counts(&self) -> impl Iterator<Item = (HealthOutcome, u32)> + '_ {
+        HealthOutcome::FAILURES.into_iter().zip(self.record.ejected.iter().map(|count| count.load(Relaxed)))
     }
 
     /// Claims the probe of an endpoint that [`Self::availability`] reported as half open. Of several concurrent
@@ -355,12 +358,12 @@ impl EndpointHealth {
     ) -> Verdict {
         let Observation { outcome, api, client } = observation;
         match outcome {
-            Outcome::Success => self.record.set_contact(Contact::Reached),
-            Outcome::ConnectFailure => self.record.set_contact(Contact::Unreachable),
+            HealthOutcome::Success => self.record.set_contact(Contact::Reached),
+            HealthOutcome::ConnectFailure => self.record.set_contact(Contact::Unreachable),
             // A server that does not respond at all counts as an error response too.
-            Outcome::Failure | Outcome::ErrorResponse => {}
+            HealthOutcome::Failure | HealthOutcome::ErrorResponse => {}
         }
-        if outcome == Outcome::Success {
+        if outcome == HealthOutcome::Success {
             self.succeeded(api, now);
             return Verdict::Kept;
         }
@@ -374,13 +377,13 @@ impl EndpointHealth {
         let probe_failed = away_until != 0;
         let record = &*self.record;
         let connect_failures = match outcome {
-            Outcome::ConnectFailure => record.connect_failures.fetch_add(1, Relaxed) + 1,
+            HealthOutcome::ConnectFailure => record.connect_failures.fetch_add(1, Relaxed) + 1,
             _ => {
                 record.connect_failures.store(0, Relaxed);
                 0
             }
         };
-        if outcome == Outcome::ErrorResponse {
+        if outcome == HealthOutcome::ErrorResponse {
             if probe_failed {
                 // Probes of a single client lengthen the ejection only once.
                 return self.eject(away_until, outcome, record.errors.probed_by(client), now, policy);
@@ -401,7 +404,7 @@ impl EndpointHealth {
         }
         // A late or interrupted prefill may be the fault of the request. Only unreachable servers are ejected beyond
         // the share.
-        if outcome == Outcome::Failure && !probe_failed && !may_eject() {
+        if outcome == HealthOutcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }
         self.eject(away_until, outcome, true, now, policy)
@@ -428,7 +431,7 @@ impl EndpointHealth {
 
     /// Starts an ejection if the state still is `before`. If `longer`, it takes twice as long as the previous one.
     /// Returns [`Verdict::Kept`] when another outcome changed the state first.
-    fn eject(&self, before: u64, cause: Outcome, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
+    fn eject(&self, before: u64, cause: HealthOutcome, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
         let ejections = self.record.ejections.load(Relaxed);
         let doublings = if longer { ejections } else { ejections.saturating_sub(1) }.min(16);
         let length = policy.ejection.saturating_mul(1 << doublings).min(policy.max_ejection);
@@ -438,7 +441,7 @@ impl EndpointHealth {
         }
         self.record.ejections.fetch_add(u32::from(longer), Relaxed);
         self.record.cause.store(cause as u8, Relaxed);
-        let ejected = Outcome::FAILURES.iter().zip(&self.record.ejected);
+        let ejected = HealthOutcome::FAILURES.iter().zip(&self.record.ejected);
         ejected.filter(|(outcome, _)| **outcome == cause).for_each(|(_, count)| _ = count.fetch_add(1, Relaxed));
         self.record.clear_failures();
         if before == 0 {

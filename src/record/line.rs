@@ -10,7 +10,7 @@
 //! routing algorithm has read are recorded unchanged.
 
 use super::kv::KvChange;
-use attache_pool::health::{ClientSlot, Outcome};
+use attache_pool::health::{ClientSlot, HealthOutcome};
 use attache_pool::writer::SourceId;
 use attache_pool::{EndpointMetrics, EndpointSpec};
 use attache_prefix::cache::CacheConfig;
@@ -106,7 +106,7 @@ pub enum Line {
         r: u64,
         at: Timestamp,
         id: EndpointId,
-        outcome: Outcome,
+        outcome: HealthOutcome,
         #[serde(skip_serializing_if = "is_default", default)]
         api: Api,
         #[serde(skip_serializing_if = "is_default", default)]
@@ -378,12 +378,19 @@ mod tests {
     fn health_lines_of_old_recordings_lack_api_and_client() {
         let old = r#"{"health":{"r":7,"at":3,"id":1,"outcome":"failure"}}"#;
         let (api, client) = (Api::default(), ClientSlot::default());
-        let line = Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: Outcome::Failure, api, client };
+        let line =
+            Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: HealthOutcome::Failure, api, client };
         assert_eq!(serde_json::from_str::<Line>(old).unwrap(), line);
         assert_eq!(serde_json::to_string(&line).unwrap(), old);
         let (api, client) = (Api::ChatCompletions, ClientSlot::of(b"tenant"));
-        let line =
-            Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: Outcome::ErrorResponse, api, client };
+        let line = Line::Health {
+            r: 7,
+            at: Timestamp(3),
+            id: EndpointId(1),
+            outcome: HealthOutcome::ErrorResponse,
+            api,
+            client,
+        };
         let text = serde_json::to_string(&line).unwrap();
         assert!(text.contains(r#""outcome":"error_response","api":"chat_completions","client":"#), "{text}");
         assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);

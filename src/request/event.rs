@@ -297,7 +297,7 @@ pub enum Degraded {
 
 /// How a stream ended; every stream has exactly one outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum StreamOutcome {
     /// Attaché chose an endpoint after it had parsed the request.
     Routed,
     /// Attaché chose an endpoint by load alone: there was no body, or an invalid one.
@@ -314,29 +314,29 @@ pub enum Outcome {
     Answered,
 }
 
-impl Outcome {
+impl StreamOutcome {
     /// All of them.
-    pub const ALL: [Outcome; 7] = [
-        Outcome::Routed,
-        Outcome::Skipped,
-        Outcome::Rejected,
-        Outcome::Shed,
-        Outcome::ClientAborted,
-        Outcome::FailedInternal,
-        Outcome::Answered,
+    pub const ALL: [StreamOutcome; 7] = [
+        StreamOutcome::Routed,
+        StreamOutcome::Skipped,
+        StreamOutcome::Rejected,
+        StreamOutcome::Shed,
+        StreamOutcome::ClientAborted,
+        StreamOutcome::FailedInternal,
+        StreamOutcome::Answered,
     ];
 
     /// The label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
-            Outcome::Routed => "routed",
-            Outcome::Skipped => "skipped",
-            Outcome::Rejected => "rejected",
-            Outcome::Shed => "shed",
-            Outcome::ClientAborted => "client_aborted",
-            Outcome::FailedInternal => "failed_internal",
-            Outcome::Answered => "answered",
+            StreamOutcome::Routed => "routed",
+            StreamOutcome::Skipped => "skipped",
+            StreamOutcome::Rejected => "rejected",
+            StreamOutcome::Shed => "shed",
+            StreamOutcome::ClientAborted => "client_aborted",
+            StreamOutcome::FailedInternal => "failed_internal",
+            StreamOutcome::Answered => "answered",
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::scheduler::{Explain, Scheduler};
 use crate::split::{self, Pair, PairCandidates, SplitPolicy};
 use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy, Subset};
 use attache_pool::Roles;
-use attache_pool::health::{HealthPolicy, Outcome};
+use attache_pool::health::{HealthOutcome, HealthPolicy};
 use attache_pool::ledger::Ticket;
 use attache_pool::place::{DEFAULT_ZONE_LABEL, Nearness};
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
@@ -64,7 +64,7 @@ pub fn eject(pool: &PoolSnapshot, position: usize, half_open: bool) {
     let at = if half_open { Timestamp(1) } else { NOW };
     let policy = HealthPolicy { ejection: Duration::from_secs(1), ..HealthPolicy::default() };
     for _ in 0..2 {
-        pool.endpoints[position].endpoint.health.record(Outcome::ConnectFailure, at, &policy);
+        pool.endpoints[position].endpoint.health.record(HealthOutcome::ConnectFailure, at, &policy);
     }
 }
 

@@ -13,7 +13,7 @@ use super::rejections::{RejectionCollector, RejectionCount, Rejections};
 use super::reloads::Reloads;
 use attache_disagg::Failure;
 use attache_protocol::usage::UnreadCount;
-use attache_request::event::{Degraded, End, Exemplar, Limit, Outcome, SplitOutcome};
+use attache_request::event::{Degraded, End, Exemplar, Limit, SplitOutcome, StreamOutcome};
 use attache_scheduling::Signal;
 use attache_serving::tls::HandshakeFailures;
 use attache_types::clock::Timestamp;
@@ -212,7 +212,7 @@ impl Metrics {
             ),
             reloads: Reloads::register(registry),
             decision_seconds,
-            outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
+            outcomes: StreamOutcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
             rejections,
             limits,
             degraded,
@@ -285,16 +285,17 @@ impl Metrics {
     }
 
     /// Counts the outcome of a stream.
-    pub fn outcome(&self, outcome: Outcome) {
-        if let Some(counter) = Outcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.outcomes.get(i)) {
+    pub fn outcome(&self, outcome: StreamOutcome) {
+        if let Some(counter) = StreamOutcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.outcomes.get(i))
+        {
             counter.inc();
         }
     }
 
     /// Number of streams that ended with `outcome`.
     #[must_use]
-    pub fn outcome_count(&self, outcome: Outcome) -> u64 {
-        let position = Outcome::ALL.iter().position(|o| *o == outcome);
+    pub fn outcome_count(&self, outcome: StreamOutcome) -> u64 {
+        let position = StreamOutcome::ALL.iter().position(|o| *o == outcome);
         position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
     }
 

@@ -64,7 +64,7 @@ struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabel {
+struct RecordOutcomeLabel {
     outcome: &'static str,
 }
 
@@ -106,7 +106,7 @@ impl RedisMetrics {
         let lost_ends = Counter::default();
         let help = "ended requests that Redis does not know of; it frees their slots after ten minutes";
         registry.register("limit_ends_lost", help, lost_ends.clone());
-        let records = Family::<OutcomeLabel, Counter>::default();
+        let records = Family::<RecordOutcomeLabel, Counter>::default();
         let help = "lookups of tenant records in Redis: `found`, `unknown`, `malformed`, `stale` because Redis did not \
                     respond";
         registry.register("user_records", help, records.clone());
@@ -118,7 +118,7 @@ impl RedisMetrics {
             failed_profile_looks,
             lost_ends,
             store_failures: StoreFailure::ALL.map(|f| failures.get_or_create_owned(&ReasonLabel { reason: f.label() })),
-            records: RecordOutcome::ALL.map(|o| records.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
+            records: RecordOutcome::ALL.map(|o| records.get_or_create_owned(&RecordOutcomeLabel { outcome: o.label() })),
         }
     }
 

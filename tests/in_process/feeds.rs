@@ -4,7 +4,7 @@
 use attache::clock::Clock;
 use attache::config::settings::ScrapeSettings;
 use attache::discovery::{publish, static_source};
-use attache::pool::health::{Availability, Contact, HealthPolicy, Outcome};
+use attache::pool::health::{Availability, Contact, HealthOutcome, HealthPolicy};
 use attache::pool::ledger::Ticket;
 use attache::pool::writer::SourceId;
 use attache::pool::{
@@ -337,8 +337,8 @@ async fn server_restart_is_counted_once_and_clears_health() {
     let snapshot = feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| e.metrics().is_some())).await;
     let health = &snapshot.endpoints[0].endpoint.health;
     let (policy, now) = (HealthPolicy::default(), attache::clock::Timestamp(1));
-    health.record(Outcome::ConnectFailure, now, &policy);
-    health.record(Outcome::ConnectFailure, now, &policy);
+    health.record(HealthOutcome::ConnectFailure, now, &policy);
+    health.record(HealthOutcome::ConnectFailure, now, &policy);
     assert_eq!(health.availability(now, &policy), Availability::Ejected);
     server.set_answer(page("6", "0", "0", "200"));
     feeds.snapshot("the new process", |s| waiting_requests(&s.endpoints[0]) == Some(6)).await;

@@ -52,7 +52,7 @@ async fn every_page_answers() {
     let _ticket = Ticket::book(endpoints[0].clone(), 100);
     endpoints[0].health.reached();
     for _ in 0..2 {
-        endpoints[1].health.record(Outcome::ConnectFailure, clock.now(), &HealthPolicy::default());
+        endpoints[1].health.record(HealthOutcome::ConnectFailure, clock.now(), &HealthPolicy::default());
     }
     let address = start(state).await;
 
@@ -204,9 +204,9 @@ fn endpoint_that_was_never_reached_is_not_ready() {
         assert_eq!(standing(), EndpointStanding::Unreachable);
         health.reached();
         assert_eq!(standing(), EndpointStanding::Ready);
-        health.record(Outcome::ConnectFailure, at, &policy);
+        health.record(HealthOutcome::ConnectFailure, at, &policy);
         assert_eq!(standing(), EndpointStanding::Unreachable, "one failure does not eject");
-        health.record(Outcome::ConnectFailure, at, &policy);
+        health.record(HealthOutcome::ConnectFailure, at, &policy);
         assert_eq!(standing(), EndpointStanding::Ejected);
     }
 }

@@ -33,7 +33,9 @@ async fn page_reads_only_existing_json_keys() {
     let (mut state, endpoints) = state();
     state.degraded = Arc::new(|| vec![("no_body", 1)]);
     let clock = state.clock;
-    (0..2).for_each(|_| _ = endpoints[1].health.record(Outcome::ConnectFailure, clock.now(), &HealthPolicy::default()));
+    (0..2).for_each(|_| {
+        _ = endpoints[1].health.record(HealthOutcome::ConnectFailure, clock.now(), &HealthPolicy::default())
+    });
     state.parts.metrics.rejection(Some("default"), attache_types::error::Reason::QueueFull);
     let now = state.clock.now();
     state.parts.metrics.by_name.model("m", now).routed();

@@ -6,7 +6,7 @@ use crate::mode::BodyMode;
 use crate::reply::{self, Direction};
 use attache_picker::InFlight;
 use attache_picker::decide::Plan;
-use attache_picker::event::{DecisionRecord, End, Limit, Outcome, RequestEvent};
+use attache_picker::event::{DecisionRecord, End, Limit, RequestEvent, StreamOutcome};
 use attache_picker::head::Head;
 use attache_picker::in_flight::OpenedRequest;
 use attache_picker::settings::ReportUsage;
@@ -21,7 +21,7 @@ use std::collections::HashMap;
 impl Exchange {
     /// The request is decided: begins to observe its response.
     pub(super) fn begin_in_flight(&mut self, mut plan: Plan, now: Timestamp) {
-        self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
+        self.settle(if plan.understood { StreamOutcome::Routed } else { StreamOutcome::Skipped });
         if let Some(outcome) = plan.split_outcome() {
             plan.runtime.observer.event(RequestEvent::Split(outcome));
         }

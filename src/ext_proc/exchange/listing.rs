@@ -2,7 +2,7 @@
 
 use super::{Actions, Exchange, RequestSide};
 use crate::reply;
-use attache_picker::event::{DecisionRecord, End, Outcome};
+use attache_picker::event::{DecisionRecord, End, StreamOutcome};
 use attache_picker::settings::ModelsAnswer;
 use attache_protocol::Api;
 use attache_protocol::api::decoded_path;
@@ -43,7 +43,7 @@ impl Exchange {
         };
         // As after a rejection, Attaché ignores all later messages of this stream.
         self.request = RequestSide::Refused;
-        self.settle(Outcome::Answered);
+        self.settle(StreamOutcome::Answered);
         let end = End::Complete.label();
         self.end_trace(now, |exchange| DecisionRecord { status: 200, end, ..exchange.unrouted(now) });
         out.push_back(reply::answer(body.to_string().into_bytes()));

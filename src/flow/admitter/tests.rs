@@ -128,7 +128,7 @@ fn latency_slo_ignores_ejected_endpoint() {
     use crate::registry::{CEILINGS, DETECTORS};
     use crate::saturation::View;
     use crate::settings::{PoolFlow, Settings};
-    use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthPolicy, Outcome};
+    use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthOutcome, HealthPolicy};
     let health = HealthPolicy::default();
     // The first is idle, the second is busy and slow.
     let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 2)]);
@@ -148,7 +148,7 @@ fn latency_slo_ignores_ejected_endpoint() {
     let eject = |at: usize| {
         let endpoint = &snapshot.endpoints[at].endpoint;
         (0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES).for_each(|_| {
-            endpoint.health.record(Outcome::ConnectFailure, NOW, &health);
+            endpoint.health.record(HealthOutcome::ConnectFailure, NOW, &health);
         });
     };
     assert!(admitted(), "the first would serve it at once");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registry::{DETECTORS, find};
-use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome};
+use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthOutcome};
 use attache_pool::ledger::Ticket;
 use attache_pool::role::{COMBINED_LABEL, ROLE_LABEL};
 use attache_pool::speed::{Reservation, Work};
@@ -87,7 +87,7 @@ fn gauge(detector: &str, parameters: &Value, servers: Vec<Server>, split: Option
             EndpointSpec { draining: server.draining, labels, ..EndpointSpec::at(([127, 0, 0, 1], port).into()) };
         let endpoint = Arc::new(Endpoint::new(EndpointId(id), spec));
         for _ in 0..if server.ejected { DEFAULT_CONSECUTIVE_CONNECT_FAILURES } else { 0 } {
-            endpoint.health.record(Outcome::ConnectFailure, NOW, &HealthPolicy::default());
+            endpoint.health.record(HealthOutcome::ConnectFailure, NOW, &HealthPolicy::default());
         }
         let (whole, ago) = server.whole;
         for (prompts, streams, ago) in [(server.awaited, true, 0), (whole, false, ago)] {

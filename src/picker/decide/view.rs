@@ -3,7 +3,7 @@
 use crate::event::DecisionTrace;
 use crate::head::Head;
 use crate::known::KnownRequest;
-use crate::prefix::made::Outcome;
+use crate::prefix::made::PromptOutcome;
 use attache_protocol::Api;
 use attache_scheduling::Subset;
 use attache_types::clock::Timestamp;
@@ -74,7 +74,7 @@ pub struct RequestView<'a> {
     /// The last attempt: the decision does without prompt keys that are not computed yet.
     pub last: bool,
     /// The outcome of the background work on the prompt, if any was started.
-    pub made: Option<&'a OnceLock<Outcome>>,
+    pub made: Option<&'a OnceLock<PromptOutcome>>,
     /// The gateway's body mode leaves time to queue the request.
     pub may_wait: bool,
     /// The decision is made at the headers, and a body or an upgraded connection follows.

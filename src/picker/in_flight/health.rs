@@ -5,7 +5,7 @@ use crate::decide::Plan;
 use crate::event::Observer;
 use crate::health::HealthReporter;
 use attache_pool::Endpoint;
-use attache_pool::health::{Availability, HealthPolicy, Outcome};
+use attache_pool::health::{Availability, HealthOutcome, HealthPolicy};
 use attache_protocol::Api;
 use attache_record::{Booked, RequestTape};
 use attache_types::clock::Timestamp;
@@ -28,7 +28,13 @@ impl Worker {
     }
 
     /// Records `outcome`, which ends the probe; true if it ejects the endpoint.
-    fn record(&mut self, outcome: Outcome, reporter: &HealthReporter, now: Timestamp, observer: &dyn Observer) -> bool {
+    fn record(
+        &mut self,
+        outcome: HealthOutcome,
+        reporter: &HealthReporter,
+        now: Timestamp,
+        observer: &dyn Observer,
+    ) -> bool {
         self.awaits_outcome = false;
         reporter.record(&self.endpoint, outcome, now, observer)
     }
@@ -102,7 +108,7 @@ impl WorkerHealth {
         observer: &dyn Observer,
     ) {
         let failed_everywhere = head.origin == Origin::Server && head.status >= 500;
-        let outcome = if failed_everywhere { Outcome::ErrorResponse } else { Outcome::ConnectFailure };
+        let outcome = if failed_everywhere { HealthOutcome::ErrorResponse } else { HealthOutcome::ConnectFailure };
         self.responder.record(outcome, &self.reporter, now, observer);
         self.responder = Worker::new(served.clone(), false, &self.reporter.tape);
     }
@@ -110,12 +116,12 @@ impl WorkerHealth {
     /// Records what a response head shows about the endpoints. `waits`: the responder may still wait for the prompt.
     pub(super) fn judge(&mut self, head: &ResponseHead<'_>, waits: bool, now: Timestamp, observer: &dyn Observer) {
         let outcome = match head.origin {
-            Origin::Unreachable => Some(Outcome::ConnectFailure),
+            Origin::Unreachable => Some(HealthOutcome::ConnectFailure),
             Origin::Gateway => None,
-            Origin::Server => Outcome::of_status(head.status),
+            Origin::Server => HealthOutcome::of_status(head.status),
         };
         let Some(outcome) = outcome else { return };
-        if outcome == Outcome::ErrorResponse && self.has_ejected_worker(now) {
+        if outcome == HealthOutcome::ErrorResponse && self.has_ejected_worker(now) {
             return;
         }
         // Only the body will show that the endpoint works.
@@ -123,7 +129,7 @@ impl WorkerHealth {
             return;
         }
         let Self { reporter, responder, prefill, has_sidecar, encoders, .. } = self;
-        if responder.record(outcome, reporter, now, observer) || outcome == Outcome::ConnectFailure {
+        if responder.record(outcome, reporter, now, observer) || outcome == HealthOutcome::ConnectFailure {
             return;
         }
         // A sidecar does not say which server failed. The failing one fails in every combination, so it reaches the
@@ -137,7 +143,7 @@ impl WorkerHealth {
 
     /// The response body has begun: the responder, which waited for the prompt, works.
     pub(super) fn succeeded(&mut self, now: Timestamp, observer: &dyn Observer) {
-        self.responder.record(Outcome::Success, &self.reporter, now, observer);
+        self.responder.record(HealthOutcome::Success, &self.reporter, now, observer);
     }
 
     /// The request has ended: another request may probe the responder and the encode worker.
@@ -183,7 +189,7 @@ mod tests {
 
     fn eject(endpoint: &Endpoint) {
         for _ in 0..2 {
-            endpoint.health.record(Outcome::ConnectFailure, NOW, &HealthPolicy::default());
+            endpoint.health.record(HealthOutcome::ConnectFailure, NOW, &HealthPolicy::default());
         }
     }
 

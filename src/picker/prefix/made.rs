@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Outcome of background work on one prompt.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum PromptOutcome {
     /// The keys of the prompt.
     Keys(Arc<MadePrompt>),
     /// The prompt contains media, which the template does not render as text.
@@ -58,11 +58,11 @@ struct Wanted {
 
 impl Wanted {
     /// Computes all keys; `None` if the work is stopped before their end.
-    fn make(self, keys: TokenKeys<'_>, work: &WorkLimit) -> Option<Outcome> {
+    fn make(self, keys: TokenKeys<'_>, work: &WorkLimit) -> Option<PromptOutcome> {
         let mut ids = self.ids.then(Vec::new);
         let keys = keys.make_all(|| work.check().is_ok(), ids.as_mut())?;
         let Self { has_engine_tokens, has_own_keys, .. } = self;
-        Some(Outcome::Keys(Arc::new(MadePrompt { keys, ids, has_engine_tokens, has_own_keys })))
+        Some(PromptOutcome::Keys(Arc::new(MadePrompt { keys, ids, has_engine_tokens, has_own_keys })))
     }
 }
 
@@ -112,10 +112,10 @@ impl PoolPrefix {
             })();
             match rendered {
                 Ok(rendered) => wanted.make(keys(model, blocks, &rendered, root), work),
-                Err(RenderError::NotText(_)) => Some(Outcome::NotText),
+                Err(RenderError::NotText(_)) => Some(PromptOutcome::NotText),
                 Err(RenderError::Stopped(Stopped::Cancelled)) => None,
-                Err(RenderError::Stopped(Stopped::TooLarge)) => Some(Outcome::TooLarge),
-                Err(error) => Some(Outcome::Refused(error.to_string().into())),
+                Err(RenderError::Stopped(Stopped::TooLarge)) => Some(PromptOutcome::TooLarge),
+                Err(error) => Some(PromptOutcome::Refused(error.to_string().into())),
             }
         })
     }

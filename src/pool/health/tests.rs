@@ -13,14 +13,14 @@ fn at(seconds: f64) -> Timestamp {
 }
 
 fn fail(health: &EndpointHealth, times: u32, now: Timestamp) -> Vec<bool> {
-    (0..times).map(|_| health.record(Outcome::Failure, now, &policy())).collect()
+    (0..times).map(|_| health.record(HealthOutcome::Failure, now, &policy())).collect()
 }
 
 #[test]
 fn five_consecutive_failures_eject() {
     let health = EndpointHealth::default();
     assert_eq!(fail(&health, 4, at(0.0)), [false; 4]);
-    assert!(!health.record(Outcome::Success, at(0.0), &policy()));
+    assert!(!health.record(HealthOutcome::Success, at(0.0), &policy()));
     assert_eq!(fail(&health, 4, at(0.0)), [false; 4], "a success resets the count");
     assert_eq!(health.availability(at(0.0), &policy()), Availability::Open);
     assert_eq!(fail(&health, 1, at(0.0)), [true]);
@@ -32,10 +32,10 @@ fn five_consecutive_failures_eject() {
 fn two_consecutive_connect_failures_eject() {
     let health = EndpointHealth::default();
     let p = policy();
-    assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
-    assert!(!health.record(Outcome::Failure, at(0.0), &p), "a 5xx response proves a connection");
-    assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
-    assert!(health.record(Outcome::ConnectFailure, at(0.0), &p));
+    assert!(!health.record(HealthOutcome::ConnectFailure, at(0.0), &p));
+    assert!(!health.record(HealthOutcome::Failure, at(0.0), &p), "a 5xx response proves a connection");
+    assert!(!health.record(HealthOutcome::ConnectFailure, at(0.0), &p));
+    assert!(health.record(HealthOutcome::ConnectFailure, at(0.0), &p));
     assert_eq!(health.availability(at(0.1), &p), Availability::Ejected);
 }
 
@@ -44,7 +44,7 @@ fn zero_disables_a_rule() {
     let off = HealthPolicy { consecutive_failures: 0, ..policy() };
     let health = EndpointHealth::default();
     for _ in 0..20 {
-        assert!(!health.record(Outcome::ConnectFailure, at(0.0), &off));
+        assert!(!health.record(HealthOutcome::ConnectFailure, at(0.0), &off));
     }
     assert_eq!(health.availability(at(0.0), &off), Availability::Open);
     fail(&health, 5, at(0.0));
@@ -53,7 +53,7 @@ fn zero_disables_a_rule() {
     let no_connect_rule = HealthPolicy { consecutive_connect_failures: 0, ..policy() };
     let health = EndpointHealth::default();
     let ejected: Vec<bool> =
-        (0..5).map(|_| health.record(Outcome::ConnectFailure, at(0.0), &no_connect_rule)).collect();
+        (0..5).map(|_| health.record(HealthOutcome::ConnectFailure, at(0.0), &no_connect_rule)).collect();
     assert_eq!(ejected, [false, false, false, false, true]);
 }
 
@@ -68,10 +68,10 @@ fn consecutive_ejections_double_up_to_the_longest() {
         now = now.after(length);
         assert_eq!(health.availability(now, &policy()), Availability::HalfOpen, "{seconds} s");
         assert!(health.claim_probe(now, &policy()));
-        assert!(health.record(Outcome::Failure, now, &policy()), "one failed probe ejects");
+        assert!(health.record(HealthOutcome::Failure, now, &policy()), "one failed probe ejects");
     }
     let now = now.after(Duration::from_secs(300));
-    health.record(Outcome::Success, now, &policy());
+    health.record(HealthOutcome::Success, now, &policy());
     fail(&health, 5, now);
     assert_eq!(
         health.availability(now.after(Duration::from_secs(5)), &policy()),
@@ -91,7 +91,7 @@ fn one_probe_at_a_time_and_a_success_starts_slowly() {
     health.probe_lost();
     assert_eq!(health.availability(at(7.0), &policy()), Availability::HalfOpen);
     assert!(health.claim_probe(at(7.0), &policy()));
-    health.record(Outcome::Success, at(10.0), &policy());
+    health.record(HealthOutcome::Success, at(10.0), &policy());
     for (after, percent) in [(0.0, 300), (2.5, 225), (5.0, 150), (9.9, 3)] {
         assert_eq!(health.availability(at(10.0 + after), &policy()), Availability::SlowStart(percent), "{after} s");
     }
@@ -118,7 +118,7 @@ fn late_outcomes_do_not_lengthen_an_ejection_but_may_end_it() {
     assert_eq!(fail(&health, 20, at(1.0)), [false; 20]);
     assert_eq!(health.availability(at(5.0), &policy()), Availability::HalfOpen);
     fail(&health, 1, at(5.0));
-    health.record(Outcome::Success, at(6.0), &policy());
+    health.record(HealthOutcome::Success, at(6.0), &policy());
     assert!(matches!(health.availability(at(6.0), &policy()), Availability::SlowStart(_)));
 }
 
@@ -158,7 +158,7 @@ fn one_of_many_threads_gets_the_probe_and_one_failure_ejects_once() {
                         claimed.fetch_add(1, Relaxed);
                     }
                     barrier.wait();
-                    if health.record(Outcome::Failure, at(7.0), &policy()) {
+                    if health.record(HealthOutcome::Failure, at(7.0), &policy()) {
                         ejected.fetch_add(1, Relaxed);
                     }
                 });
@@ -171,7 +171,7 @@ fn one_of_many_threads_gets_the_probe_and_one_failure_ejects_once() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Outcome(Outcome),
+    HealthOutcome(HealthOutcome),
     Claim,
     ProbeLost,
     Reset,
@@ -179,9 +179,9 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
     let step = prop_oneof![
-        2 => Just(Step::Outcome(Outcome::Success)),
-        6 => Just(Step::Outcome(Outcome::Failure)),
-        3 => Just(Step::Outcome(Outcome::ConnectFailure)),
+        2 => Just(Step::HealthOutcome(HealthOutcome::Success)),
+        6 => Just(Step::HealthOutcome(HealthOutcome::Failure)),
+        3 => Just(Step::HealthOutcome(HealthOutcome::ConnectFailure)),
         6 => Just(Step::Claim),
         1 => Just(Step::ProbeLost),
         1 => Just(Step::Reset),
@@ -201,11 +201,11 @@ proptest! {
             now = now.after(Duration::from_millis(ms));
             let before = health.availability(now, &policy);
             match step {
-                Step::Outcome(outcome) => {
+                Step::HealthOutcome(outcome) => {
                     let ejected = health.record(outcome, now, &policy);
                     let after = health.availability(now, &policy);
                     prop_assert!(!ejected || after == Availability::Ejected);
-                    if outcome == Outcome::Success {
+                    if outcome == HealthOutcome::Success {
                         prop_assert!(matches!(after, Availability::Open | Availability::SlowStart(_)));
                     }
                 }
@@ -222,17 +222,17 @@ proptest! {
         }
         let later = now.after(policy.max_ejection + Duration::from_secs(1));
         prop_assert_ne!(health.availability(later, &policy), Availability::Ejected);
-        health.record(Outcome::Success, later, &policy);
+        health.record(HealthOutcome::Success, later, &policy);
         prop_assert_eq!(health.availability(later.after(policy.slow_start), &policy), Availability::Open);
     }
 }
 
 fn error(api: Api, client: &str) -> Observation {
-    Observation { outcome: Outcome::ErrorResponse, api, client: ClientSlot::of(client.as_bytes()) }
+    Observation { outcome: HealthOutcome::ErrorResponse, api, client: ClientSlot::of(client.as_bytes()) }
 }
 
 fn success(api: Api) -> Observation {
-    Observation { outcome: Outcome::Success, api, client: ClientSlot::default() }
+    Observation { outcome: HealthOutcome::Success, api, client: ClientSlot::default() }
 }
 
 /// The second after the first error response at which error responses to this many clients eject; `None` when those
@@ -281,8 +281,8 @@ fn success_of_any_api_but_the_list_of_models_prevents_ejection() {
 
 #[test]
 fn statuses_for_unimplemented_features_do_not_count() {
-    let outcomes = [200, 404, 429, 500, 501, 502, 503, 504, 505, 507].map(Outcome::of_status);
-    let (ok, error) = (Some(Outcome::Success), Some(Outcome::ErrorResponse));
+    let outcomes = [200, 404, 429, 500, 501, 502, 503, 504, 505, 507].map(HealthOutcome::of_status);
+    let (ok, error) = (Some(HealthOutcome::Success), Some(HealthOutcome::ErrorResponse));
     assert_eq!(outcomes, [ok, ok, ok, error, None, error, error, error, None, error]);
 }
 
@@ -314,12 +314,12 @@ fn error_responses_eject_only_up_to_the_share() {
     assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Capped, Verdict::Ejected]);
     // Late and interrupted prefills are limited in the same way.
     let health = EndpointHealth::default();
-    let late = |allowed| health.observe(Outcome::Failure.into(), at(0.0), &policy(), || allowed);
+    let late = |allowed| health.observe(HealthOutcome::Failure.into(), at(0.0), &policy(), || allowed);
     let verdicts = [false, false, false, false, false, true].map(late);
     assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Ejected]);
     // For an unreachable server, the limit is not consulted.
     let health = EndpointHealth::default();
-    let unreachable = || health.observe(Outcome::ConnectFailure.into(), at(0.0), &policy(), || unreachable!());
+    let unreachable = || health.observe(HealthOutcome::ConnectFailure.into(), at(0.0), &policy(), || unreachable!());
     assert_eq!([unreachable(), unreachable()], [Verdict::Kept, Verdict::Ejected]);
 }
 
@@ -335,11 +335,11 @@ fn share_counts_the_pool_and_allows_one_endpoint() {
 fn contact_follows_responses_and_failed_connections() {
     let (health, policy) = (EndpointHealth::default(), HealthPolicy::default());
     assert_eq!(health.contact(), Contact::Unknown);
-    health.record(Outcome::ErrorResponse, Timestamp(1), &policy);
+    health.record(HealthOutcome::ErrorResponse, Timestamp(1), &policy);
     assert_eq!(health.contact(), Contact::Unknown, "a server that does not respond counts as an error response too");
-    health.record(Outcome::ConnectFailure, Timestamp(2), &policy);
+    health.record(HealthOutcome::ConnectFailure, Timestamp(2), &policy);
     assert_eq!(health.contact(), Contact::Unreachable);
-    health.record(Outcome::Success, Timestamp(3), &policy);
+    health.record(HealthOutcome::Success, Timestamp(3), &policy);
     assert_eq!(health.contact(), Contact::Reached);
     health.unreachable();
     assert_eq!(health.contact(), Contact::Unreachable);
@@ -350,7 +350,7 @@ fn contact_follows_responses_and_failed_connections() {
 
 #[test]
 fn ejection_names_its_cause_and_return() {
-    for outcome in Outcome::FAILURES {
+    for outcome in HealthOutcome::FAILURES {
         let (health, policy) = (EndpointHealth::default(), HealthPolicy::default());
         assert_eq!(health.ejection(Timestamp(1), &policy), None);
         // Error responses of one client eject after a period.
@@ -361,7 +361,7 @@ fn ejection_names_its_cause_and_return() {
         assert_eq!((ejection.cause, ejection.returns_in.as_secs_f64().round()), (outcome, 5.0), "{outcome:?}");
         let later = ejected.after(Duration::from_secs(60));
         assert_eq!(health.ejection(later, &policy).unwrap().returns_in, Duration::ZERO, "half open");
-        health.record(Outcome::Success, later, &policy);
+        health.record(HealthOutcome::Success, later, &policy);
         assert_eq!(health.ejection(later, &policy), None);
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Engine;
-use crate::health::{Availability, HealthPolicy, Outcome};
+use crate::health::{Availability, HealthOutcome, HealthPolicy};
 use crate::ledger::Ticket;
 use attache_types::clock::Timestamp;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn ledger_health_and_metrics_survive_a_new_specification() {
     w.apply(PoolEvent::Scraped { id: endpoint.id, metrics: page(5) });
     let policy = HealthPolicy::default();
     for _ in 0..5 {
-        endpoint.health.record(Outcome::Failure, Timestamp(1), &policy);
+        endpoint.health.record(HealthOutcome::Failure, Timestamp(1), &policy);
     }
     let draining = EndpointSpec { draining: true, ..spec(1) };
     let after = say(&mut w, A, &[draining]);
@@ -144,8 +144,8 @@ fn restart_clears_health_and_metrics() {
     let mut w = PoolWriter::new(vec![A]);
     let endpoint = say(&mut w, A, &[spec(1)]).endpoints[0].endpoint.clone();
     let policy = HealthPolicy::default();
-    endpoint.health.record(Outcome::ConnectFailure, Timestamp(1), &policy);
-    endpoint.health.record(Outcome::ConnectFailure, Timestamp(1), &policy);
+    endpoint.health.record(HealthOutcome::ConnectFailure, Timestamp(1), &policy);
+    endpoint.health.record(HealthOutcome::ConnectFailure, Timestamp(1), &policy);
     w.apply(PoolEvent::Scraped { id: endpoint.id, metrics: page(5) });
     w.apply(PoolEvent::Restarted { id: endpoint.id });
     let state = &w.snapshot().unwrap().endpoints[0];

@@ -4,7 +4,7 @@ use super::{Front, Sent};
 use crate::legs::Patience;
 use attache_picker::decide::Plan;
 use attache_pool::Endpoint;
-use attache_pool::health::Outcome;
+use attache_pool::health::HealthOutcome;
 use attache_prefix::key::BlockKey;
 use attache_protocol::Usage;
 use attache_quota::Had;
@@ -20,7 +20,7 @@ impl Front {
             admitted.answers(now);
         }
         if let Some(booked) = &mut plan.booked {
-            let outcome = if good { Outcome::Success } else { Outcome::Failure };
+            let outcome = if good { HealthOutcome::Success } else { HealthOutcome::Failure };
             // As live: a response does not say which server failed, and an ejected one explains the failure.
             let mut servers = std::iter::once(booked.endpoint()).chain(&plan.decision.encode);
             let _ = servers.any(|server| self.record(server, outcome, now));
@@ -32,14 +32,14 @@ impl Front {
     }
 
     /// Records the outcome of a request in the health of `endpoint`.
-    pub(crate) fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) {
+    pub(crate) fn judge(&self, endpoint: &Endpoint, outcome: HealthOutcome, now: Timestamp) {
         self.record(endpoint, outcome, now);
     }
 
     /// As [`Front::judge`]. Returns true when this ejected the endpoint.
-    fn record(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) -> bool {
+    fn record(&self, endpoint: &Endpoint, outcome: HealthOutcome, now: Timestamp) -> bool {
         // A simulated request never causes an error response itself.
-        let outcome = if outcome == Outcome::ErrorResponse { Outcome::Failure } else { outcome };
+        let outcome = if outcome == HealthOutcome::ErrorResponse { HealthOutcome::Failure } else { outcome };
         endpoint.health.record(outcome, now, self.runtime.pool.scheduler.health())
     }
 
@@ -72,7 +72,7 @@ impl Front {
     /// Records a failure: the server was unreachable, or the connection broke before the end of the response.
     pub(crate) fn lost(&mut self, sent: Sent, unreachable: bool, now: Timestamp) {
         if let Some(endpoint) = sent.endpoint() {
-            let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
+            let outcome = if unreachable { HealthOutcome::ConnectFailure } else { HealthOutcome::Failure };
             self.judge(endpoint, outcome, now);
         }
         probe_lost(&sent);

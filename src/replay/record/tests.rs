@@ -3,7 +3,7 @@
 use super::*;
 use crate::registry;
 use attache_pool::EndpointSpec;
-use attache_pool::health::Outcome;
+use attache_pool::health::HealthOutcome;
 use attache_pool::writer::SourceId;
 use attache_prefix::cache::{BlockUnit, CacheConfig};
 use attache_prefix::index::{Origin, StoredBlock, Tier};
@@ -101,7 +101,7 @@ fn bookings_ends_moves_and_failures_change_later_decisions() {
             r,
             at: Timestamp(3_000),
             id: EndpointId(first),
-            outcome: Outcome::Failure,
+            outcome: HealthOutcome::Failure,
             api: Default::default(),
             client: Default::default(),
         };
@@ -304,7 +304,7 @@ fn excluded_endpoints_are_explained() {
         r: 0,
         at: Timestamp(at),
         id: EndpointId(0),
-        outcome: Outcome::ConnectFailure,
+        outcome: HealthOutcome::ConnectFailure,
         api: Default::default(),
         client: Default::default(),
     };

@@ -3,7 +3,7 @@ use crate::RequestFacts;
 use crate::subset::{MAX_SUBSET_ENTRIES, Subset};
 use crate::testing::{NOW, context, decide, eject, of_roles, snapshot};
 use crate::tests::build;
-use attache_pool::health::Outcome;
+use attache_pool::health::HealthOutcome;
 use attache_pool::ledger::Ticket;
 use attache_pool::{EndpointSpec, PoolSnapshot};
 use attache_protocol::{MediaKind, Piece, Prompt};
@@ -175,7 +175,7 @@ fn only_endpoint_is_used_while_it_is_probed() {
 fn endpoint_in_slow_start_gets_fewer_requests() {
     let pool = snapshot(&[(0, 2), (1, 5)]);
     eject(&pool, 0, true);
-    pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
+    pool.endpoints[0].endpoint.health.record(HealthOutcome::Success, NOW, &HealthPolicy::default());
     let least = scheduler("least-request", 1);
     assert_eq!(decide(&least, &pool, None, 0).unwrap().picks[0].id.0, 1, "2 requests count as 8");
     let later = PickContext::new(&pool, NOW.after(Duration::from_secs(10)), Duration::from_secs(60));

@@ -1,7 +1,7 @@
 //! The scheduler with every strategy: probes, roles and pairs.
 
 use super::registry;
-use attache_pool::health::{HealthPolicy, Outcome};
+use attache_pool::health::{HealthOutcome, HealthPolicy};
 use attache_pool::{Endpoint, PoolSnapshot, Roles};
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::testing::{NOW, context, decide, eject, of_roles, snapshot};
@@ -37,7 +37,7 @@ fn half_open_endpoint_gets_one_request_until_its_outcome_is_known() {
         let again = (0..200).filter(|seed| decide(&scheduler, &pool, None, 1_000 + seed).unwrap().probe).count();
         assert_eq!(again, 1, "{}", plugin.name);
         // The probe succeeded: all requests may go there.
-        pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
+        pool.endpoints[0].endpoint.health.record(HealthOutcome::Success, NOW, &HealthPolicy::default());
         assert!(
             (0..200).any(|seed| decide(&scheduler, &pool, None, seed).unwrap().picks[0].id.0 == 0),
             "{}",

@@ -4,7 +4,7 @@ use super::cluster::{Cluster, Routed};
 use crate::generated::v1;
 use crate::{HEARTBEAT_EVERY, MemoryBusSettings, SILENT_AFTER, ServedFlow};
 use attache_pool::EndpointState;
-use attache_pool::health::{Availability, HealthPolicy, Outcome};
+use attache_pool::health::{Availability, HealthOutcome, HealthPolicy};
 use attache_prefix::key::BlockKey;
 use attache_protocol::Usage;
 use attache_types::ids::EndpointId;
@@ -123,7 +123,7 @@ fn ejection_of_a_peer_makes_the_next_failure_eject_until_a_success() {
     let policy = HealthPolicy::default();
     let fail = |cluster: &Cluster, member: usize| {
         let snapshot = cluster.members[member].store.load();
-        snapshot.endpoints[1].endpoint.health.record(Outcome::ConnectFailure, cluster.now, &policy)
+        snapshot.endpoints[1].endpoint.health.record(HealthOutcome::ConnectFailure, cluster.now, &policy)
     };
     assert_eq!([fail(&cluster, 0), fail(&cluster, 0)], [false, true]);
     cluster.pass(HEARTBEAT_EVERY + DELAY);
@@ -134,7 +134,7 @@ fn ejection_of_a_peer_makes_the_next_failure_eject_until_a_success() {
     assert_eq!([0, 1].map(|member| availability(&cluster, member)), [Availability::Ejected, Availability::Open]);
     assert!(fail(&cluster, 1), "the first failure");
     // A success shows that this picker reaches it. The same ejection is not passed on twice.
-    cluster.members[1].store.load().endpoints[1].endpoint.health.record(Outcome::Success, cluster.now, &policy);
+    cluster.members[1].store.load().endpoints[1].endpoint.health.record(HealthOutcome::Success, cluster.now, &policy);
     cluster.pass(2 * HEARTBEAT_EVERY);
     assert!(!fail(&cluster, 1));
 }

@@ -9,7 +9,7 @@ use attache::ext_proc::exchange::Actions;
 use attache::ext_proc::{Event, Exchange, Processor};
 use attache::ids::EndpointId;
 use attache::limits::Limits;
-use attache::picker::event::Outcome;
+use attache::picker::event::StreamOutcome;
 use attache::picker::prefix::{PoolPrefix, Tokenizer};
 use attache::picker::{ActiveConfig, Picker, PoolRuntime};
 use attache::pool::health::HealthPolicy;
@@ -185,6 +185,6 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(world.endpoint.ledger.in_flight(), 0);
     assert_eq!(world.endpoint.ledger.prefill_tokens(), 0);
     assert_eq!(world.processor.picker.buffered.bytes(), 0);
-    let outcomes: u64 = Outcome::ALL.iter().map(|o| world.processor.metrics.outcome_count(*o)).sum();
+    let outcomes: u64 = StreamOutcome::ALL.iter().map(|o| world.processor.metrics.outcome_count(*o)).sum();
     assert_eq!(outcomes, 1);
 });

@@ -4,7 +4,7 @@ use super::splitting::{ROLES, direct, give_leg_result, good, reply};
 use super::*;
 use attache_disagg::{Failure, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult};
-use attache_pool::health::Outcome as Health;
+use attache_pool::health::HealthOutcome;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
 
@@ -210,7 +210,7 @@ fn kept_blocks_of_failing_workers_are_not_fetched() {
     let (history, _) = turn(&world, &ids(100, 100));
     for state in &world.snapshot.load().endpoints[2..] {
         for _ in 0..20 {
-            state.endpoint.health.record(Health::ConnectFailure, NOW, &HealthPolicy::default());
+            state.endpoint.health.record(HealthOutcome::ConnectFailure, NOW, &HealthPolicy::default());
         }
     }
     let (_, ask) = asked(&world, "/v1/completions", &completion(&go_on(&history)));

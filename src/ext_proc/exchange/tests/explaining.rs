@@ -220,7 +220,7 @@ fn with_failed_server(count: usize, at: Timestamp) -> (World, Arc<Endpoint>, Hea
     let failed = world.snapshot.load().endpoints[0].endpoint.clone();
     let policy = world.processor.picker.config().pools()[0].pool.scheduler.health().clone();
     while failed.health.availability(at, &policy) == Availability::Open {
-        failed.health.record(attache_pool::health::Outcome::Failure, at, &policy);
+        failed.health.record(attache_pool::health::HealthOutcome::Failure, at, &policy);
     }
     (world, failed, policy)
 }

@@ -6,7 +6,7 @@ use super::*;
 use attache_disagg::Mode;
 use attache_picker::head::ENCODERS;
 use attache_picker::hints::{RANK_HEADER, SOURCE_HEADER};
-use attache_pool::health::{Availability, Outcome as HealthOutcome};
+use attache_pool::health::{Availability, HealthOutcome};
 use attache_prefix::key::Root;
 use attache_prefix::residents::{Cache, Resident};
 use attache_prefix::trust::{Trust, TrustCell};

@@ -5,7 +5,7 @@ use super::*;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
 use attache_picker::split::LegCall;
-use attache_pool::health::{Availability, Outcome as Health};
+use attache_pool::health::{Availability, HealthOutcome};
 use attache_scheduling::Decider;
 
 const ONCE: (&str, &str) = ("upstream.request_attempt_count", "1");
@@ -152,7 +152,7 @@ fn decode_worker_is_not_blamed_for_lost_blocks() {
             give_leg_result(&mut exchange, 0, good(), 40);
             for prefill in [0, 1].into_iter().filter(|_| gone) {
                 for _ in 0..2 {
-                    health(prefill).health.record(Health::ConnectFailure, NOW, &policy);
+                    health(prefill).health.record(HealthOutcome::ConnectFailure, NOW, &policy);
                 }
             }
             send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "500")], false))));
@@ -169,7 +169,7 @@ fn next_request_probes_decode_worker_after_disconnect() {
     let world = among(&["prefill", "decode", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
     let half_open = world.snapshot.load().endpoints[1].endpoint.clone();
     for _ in 0..2 {
-        half_open.health.record(Health::ConnectFailure, Timestamp(1), &HealthPolicy::default());
+        half_open.health.record(HealthOutcome::ConnectFailure, Timestamp(1), &HealthPolicy::default());
     }
     let mut probes = 0;
     for _ in 0..60 {

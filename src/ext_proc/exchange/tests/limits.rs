@@ -88,7 +88,7 @@ fn exceeded_quota_gets_aibrix_message_and_retry_after() {
         assert!(told.set.contains_key("x-update-tpm"));
     }
     let (exchange, told) = ask(&world, "acme", &completion("m", "p"));
-    assert_eq!(exchange.outcome(), Some(Outcome::Rejected));
+    assert_eq!(exchange.outcome(), Some(StreamOutcome::Rejected));
     let (status, text) = told.refused.unwrap();
     assert_eq!(status, 429);
     let said: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -146,7 +146,7 @@ fn request_with_too_many_headers_gets_431_and_others_fit_with_those_added() {
     assert!(96 + told.set.len() <= 100, "{:?}", told.set);
     for count in [97, 100, 1_000] {
         let (exchange, told) = with_headers(&world, count);
-        assert_eq!(exchange.outcome(), Some(Outcome::Rejected));
+        assert_eq!(exchange.outcome(), Some(StreamOutcome::Rejected));
         let (status, text) = told.refused.unwrap();
         assert!(status == 431 && text.contains(&format!("has {count} headers, 96 are allowed")), "{status} {text}");
     }

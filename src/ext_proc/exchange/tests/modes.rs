@@ -3,7 +3,7 @@
 use super::queueing::{self, One};
 use super::*;
 use attache_flow::Settings;
-use attache_pool::health::Outcome as HealthOutcome;
+use attache_pool::health::HealthOutcome;
 
 #[test]
 fn conformance_headers_require_configuration() {
@@ -142,7 +142,7 @@ fn model_name_is_rewritten_despite_wrong_content_encoding() {
     let sent = body(completion("gpt-4", "p").as_bytes(), true);
     let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(sent))));
     assert_eq!(got.text(), completion("llama", "p"));
-    assert_eq!(exchange.outcome(), Some(Outcome::Routed), "it was understood");
+    assert_eq!(exchange.outcome(), Some(StreamOutcome::Routed), "it was understood");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn panic_rejects_only_undecided_requests() {
     assert!(!ended.is_routed(), "its books are closed");
     assert_eq!(fails(&mut ended), (true, None));
     drop((exchange, ended));
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::FailedInternal), 1);
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::FailedInternal), 1);
     world.assert_books_closed(3);
 }
 
@@ -228,11 +228,11 @@ fn streamed_body_is_decided_after_a_pause() {
     exchange.on(Event::Deadline, NOW.after(PAUSE_AFTER_JSON), &mut out).unwrap();
     let got = Answered::of(out.make_contiguous());
     assert_eq!(got.kinds, ["request_headers", "request_body", "request_body"]);
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 0, "counted at the end");
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 0, "counted at the end");
     let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
     assert_eq!(got.kinds, ["request_trailers"]);
     drop(exchange);
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 1);
     world.assert_books_closed(1);
 }
 

@@ -462,7 +462,7 @@ fn response_passes_although_the_tokenizer_panics() {
     assert_eq!(world.processor.metrics.panics.get(), 1, "it was to be learned");
     assert_eq!(world.processor.decisions.snapshot().pop().unwrap().end, "complete");
     drop(exchange);
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 1);
     world.assert_books_closed(1);
 }
 

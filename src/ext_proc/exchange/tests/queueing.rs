@@ -4,9 +4,9 @@ use super::*;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
 use attache_flow::{EvictRunning, Settings};
-use attache_picker::event::Outcome;
+use attache_picker::event::StreamOutcome;
 use attache_picker::queues::QueueSignal;
-use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
+use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthOutcome};
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use serde_json::json;
@@ -219,7 +219,7 @@ fn higher_priority_goes_first_and_sheddable_is_evicted() {
     usual.ends();
     drop((batch, more));
     world.assert_books_closed(5);
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::Shed), 2);
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Shed), 2);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn sheddable_request_in_flight_is_preempted_without_leaks() {
     assert!(usual.goes() && !more.goes());
     drop((batch, usual, more));
     world.assert_books_closed(4);
-    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 3, "one never had its turn");
+    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 3, "one never had its turn");
 }
 
 #[test]
@@ -488,7 +488,7 @@ fn ejected_endpoint_adds_no_capacity() {
     let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(flow(Settings::default())) }.build();
     let dead = world.snapshot.load().endpoints[1].endpoint.clone();
     for _ in 0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES {
-        dead.health.record(Health::ConnectFailure, NOW, &HealthPolicy::default());
+        dead.health.record(HealthOutcome::ConnectFailure, NOW, &HealthPolicy::default());
     }
     let first = One::comes(&world, "");
     let mut second = One::comes(&world, "");

@@ -4,7 +4,7 @@ use super::splitting::{ROLES, among, answer, asked, direct, give_leg_result, rep
 use super::*;
 use attache_disagg::{Failure, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegProgress, LegResult};
-use attache_pool::health::{Availability, Outcome as Health};
+use attache_pool::health::{Availability, HealthOutcome};
 use attache_scheduling::Decider;
 
 fn sglang() -> Mode {
@@ -172,7 +172,7 @@ fn response_head_counts_if_the_body_is_not_shown() {
         let world = among(&["prefill", "decode"], sglang(), Decider::Always);
         let decode = world.snapshot.load().endpoints[1].endpoint.clone();
         for _ in 0..2 {
-            decode.health.record(Health::ConnectFailure, Timestamp(1), &HealthPolicy::default());
+            decode.health.record(HealthOutcome::ConnectFailure, Timestamp(1), &HealthPolicy::default());
         }
         let mut exchange = world.exchange();
         let first = Message::RequestHeaders(headers(&[(":path", "/v1/chat/completions"), (":method", "POST")], false));

@@ -4,7 +4,7 @@ use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::split::PREFILL_HEADER;
-use attache_pool::health::{Availability, Outcome as HealthOutcome};
+use attache_pool::health::{Availability, HealthOutcome};
 use attache_scheduling::Decider;
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 use attache_disagg::{Direct, Failure, Fallback, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegResult};
 use attache_pool::Roles;
-use attache_pool::health::Outcome as Health;
+use attache_pool::health::HealthOutcome;
 use attache_scheduling::Decider;
 
 fn nixl() -> Mode {
@@ -41,7 +41,7 @@ fn befalls(world: &World, at: usize, fate: Fate) {
         Fate::Ejected => {
             for _ in 0..2 {
                 let health = &endpoints[at].endpoint.health;
-                health.record(Health::ConnectFailure, NOW, &HealthPolicy::default());
+                health.record(HealthOutcome::ConnectFailure, NOW, &HealthPolicy::default());
             }
         }
     }
@@ -119,7 +119,7 @@ fn next_request_probes_decode_worker_if_first_was_not_sent() {
     let world = among(&["prefill", "decode", "decode"], mode, Decider::Always);
     let half_open = world.snapshot.load().endpoints[1].endpoint.clone();
     for _ in 0..2 {
-        half_open.health.record(Health::ConnectFailure, Timestamp(1), &HealthPolicy::default());
+        half_open.health.record(HealthOutcome::ConnectFailure, Timestamp(1), &HealthPolicy::default());
     }
     let mut probes = 0;
     for _ in 0..60 {
@@ -128,7 +128,7 @@ fn next_request_probes_decode_worker_if_first_was_not_sent() {
         give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
         // The prefill worker must not be ejected for it.
         let prefill = world.snapshot.load().endpoints[0].endpoint.clone();
-        prefill.health.record(Health::Success, NOW, &HealthPolicy::default());
+        prefill.health.record(HealthOutcome::Success, NOW, &HealthPolicy::default());
     }
     assert!(probes > 1, "{probes}");
 }

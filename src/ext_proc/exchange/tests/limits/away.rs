@@ -106,7 +106,7 @@ async fn store_failure_rejects_request_if_configured() {
     let whole = Message::RequestBody(body(completion("m", "p").as_bytes(), true));
     let messages = vec![start, whole];
     let (exchange, told) = after_waiting(&world, BodySendMode::FullDuplexStreamed, messages).await;
-    assert_eq!(exchange.outcome(), Some(Outcome::Shed));
+    assert_eq!(exchange.outcome(), Some(StreamOutcome::Shed));
     assert_eq!(told.refused.unwrap().0, 503);
     assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("limits_unknown"));
     drop(exchange);
