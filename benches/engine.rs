@@ -3,9 +3,9 @@
 //!
 //! `cargo bench --bench engine [-- TRACE [SPEED]]`: the trace SPEED times as fast as it was recorded; 1 without.
 
-use attache::clock::Timestamp;
-use attache::sim::content::Piece;
-use attache::sim::engine::{Engine, EngineConfig, EngineEvent, Handoff, Job, JobId, JobPrompt};
+use attache_sim::content::Piece;
+use attache_sim::engine::{Engine, EngineConfig, EngineEvent, Handoff, Job, JobId, JobPrompt};
+use attache_types::clock::Timestamp;
 
 /// Tokens of a prompt: a beginning that every hundredth request has, and its own.
 const SHARED: u32 = 64;

@@ -5,9 +5,9 @@
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
-use attache::clock::Timestamp;
-use attache::pool::Engine;
-use attache::scrape::engines::EngineMap;
+use attache_pool::Engine;
+use attache_scrape::engines::EngineMap;
+use attache_types::clock::Timestamp;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -5,21 +5,21 @@
 //!
 //! `cargo bench --bench flow`
 
-use attache::clock::Timestamp;
-use attache::config::recommended_flow;
-use attache::flow::ceiling::fixed::Fixed;
-use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
-use attache::flow::saturation::{StageSaturation, View, Ways};
-use attache::flow::{
+use attache_config::recommended_flow;
+use attache_flow::ceiling::fixed::Fixed;
+use attache_flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
+use attache_flow::saturation::{StageSaturation, View, Ways};
+use attache_flow::{
     Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Settings, Verdict, Way,
 };
-use attache::ids::EndpointId;
-use attache::pool::health::HealthPolicy;
-use attache::pool::ledger::Ticket;
-use attache::pool::speed::{PoolSpeed, Reservation, Work};
-use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::rng::{PickRng, for_request};
-use attache::scheduling::RequestFacts;
+use attache_pool::health::HealthPolicy;
+use attache_pool::ledger::Ticket;
+use attache_pool::speed::{PoolSpeed, Reservation, Work};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_scheduling::RequestFacts;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::{PickRng, for_request};
 use rand::RngExt;
 use serde_json::Value;
 use std::hint::black_box;

@@ -3,9 +3,9 @@
 //!
 //! `cargo bench --bench parse`
 
-use attache::limits::Limits;
-use attache::protocol::usage::Watch;
-use attache::protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner, parse};
+use attache_protocol::usage::Watch;
+use attache_protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner, parse};
+use attache_types::limits::Limits;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -9,19 +9,19 @@
 //!
 //! `cargo bench --bench prefix_transfer`
 
-use attache::clock::Timestamp;
-use attache::ids::EndpointId;
-use attache::pool::health::HealthPolicy;
-use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
-use attache::prefix::BlockKey;
-use attache::prefix::ExportChunk;
-use attache::prefix::cache::{BlockUnit, CacheConfig, DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE, PrefixCache};
-use attache::rng::for_request;
-use attache::scheduling::digest::Digest;
-use attache::scheduling::plugin::UserCharge;
+use attache_pool::health::HealthPolicy;
+use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache_prefix::BlockKey;
+use attache_prefix::ExportChunk;
+use attache_prefix::cache::{BlockUnit, CacheConfig, DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE, PrefixCache};
+use attache_scheduling::digest::Digest;
+use attache_scheduling::plugin::UserCharge;
 use attache_sync::{
     CacheLossSink, Outbox, PeerRecord, PoolView, Replica, ReplicaSettings, SnapshotState, StrategyRecords,
 };
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use rand::RngExt;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -3,12 +3,12 @@
 //! A hundred endpoints serve a real 80 kB page over HTTP. The feeds (discovery, scraper, publisher) run on a thread of their own, so
 //! that the kernel tells their CPU time from that of the servers. Linux only, because it reads /proc.
 
-use attache::clock::Clock;
-use attache::config::settings::ScrapeSettings;
-use attache::discovery::{publish, static_source};
-use attache::pool::writer::SourceId;
-use attache::pool::{EndpointSpec, PoolWriter, Published, SnapshotStore};
-use attache::scrape::{ErrorReason, ScrapeStats, Scraper};
+use attache_config::settings::ScrapeSettings;
+use attache_discovery::{publish, static_source};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, PoolWriter, Published, SnapshotStore};
+use attache_scrape::{ErrorReason, ScrapeStats, Scraper};
+use attache_types::clock::Clock;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn measure(addresses: &[SocketAddr], settings: ScrapeSettings) -> Option<(
             store,
             |_| {},
             tell,
-            attache::record::PoolTape::default(),
+            attache_record::PoolTape::default(),
             shutdown.clone(),
         )),
         tokio::spawn(static_source::run(SourceId(0), specs, events, shutdown.clone())),

@@ -3,13 +3,13 @@
 //!
 //! `cargo bench --bench tokenize`
 
-use attache::prefix::key::{BlockKey, BlockKeys, KeySpace};
-use attache::prompt::blocks::{TokenBlocks, le_bytes};
-use attache::prompt::characters::Characters;
-use attache::prompt::memo::{Memo, SegmentCache};
-use attache::prompt::tiktoken::{Encoding, Tables, Tiktoken};
-use attache::prompt::{EncodeError, Encoder};
-use attache::protocol::prompt::{Piece, Prompt};
+use attache_prefix::key::{BlockKey, BlockKeys, KeySpace};
+use attache_prompt::blocks::{TokenBlocks, le_bytes};
+use attache_prompt::characters::Characters;
+use attache_prompt::memo::{Memo, SegmentCache};
+use attache_prompt::tiktoken::{Encoding, Tables, Tiktoken};
+use attache_prompt::{EncodeError, Encoder};
+use attache_protocol::prompt::{Piece, Prompt};
 use std::borrow::Cow;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl Writer {
 
 fn keys_of_ids() {
     println!("| token ids | raw xxh3 | keys | ratio |\n|---|---|---|---|");
-    let blocks = TokenBlocks::new(KeySpace::new(SEED), Arc::new(encoder()), attache::prompt::memo::Cuts::none());
+    let blocks = TokenBlocks::new(KeySpace::new(SEED), Arc::new(encoder()), attache_prompt::memo::Cuts::none());
     for n in [2_048u32, 16_384, 131_072] {
         let ids: Vec<u32> = (0..n).map(|i| i.wrapping_mul(2_654_435_761) >> 15).collect();
         let floor = || -> Vec<BlockKey> {

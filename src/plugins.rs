@@ -2,7 +2,7 @@
 //!
 //! The only place that names the crates with plugins. A program with plugins of its own adds their list here.
 
-use crate::scheduling::Registry;
+use attache_scheduling::Registry;
 
 /// Every strategy and every part of the `pipeline` strategy.
 #[must_use]

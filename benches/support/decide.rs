@@ -1,18 +1,18 @@
 //! One decision and nothing else, or its look-up alone: a pool, an index of a million blocks, a chat of 4 KiB whose head some servers hold.
 
-use attache::clock::{Clock, Timestamp};
-use attache::ids::EndpointId;
-use attache::pool::health::HealthPolicy;
-use attache::pool::ledger::Ticket;
-use attache::pool::speed::{Reservation, Work};
-use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::prefix::TenantId;
-use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache, PromptInFlight};
-use attache::prefix::key::BlockKey;
-use attache::prefix::learning::PrefixUpdate;
-use attache::rng::for_request;
-use attache::scheduling::scheduler::Explain;
-use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler};
+use attache_pool::health::HealthPolicy;
+use attache_pool::ledger::Ticket;
+use attache_pool::speed::{Reservation, Work};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_prefix::TenantId;
+use attache_prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache, PromptInFlight};
+use attache_prefix::key::BlockKey;
+use attache_prefix::learning::PrefixUpdate;
+use attache_scheduling::scheduler::Explain;
+use attache_scheduling::{Choices, PickContext, RequestFacts, Scheduler};
+use attache_types::clock::{Clock, Timestamp};
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;

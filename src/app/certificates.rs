@@ -1,13 +1,13 @@
 //! The certificates of the ext-proc port, which are reloaded when their files change.
 
-use crate::admin::Source;
-use crate::admin::status::CertificateStatus;
-use crate::clock::Clock;
-use crate::config::settings::{ServerSettings, TlsSettings};
-use crate::discovery::watch;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::process::TlsStats;
-use crate::tls::{self, ClientAuth, Handshaker, ServingCert};
+use attache_admin::Source;
+use attache_admin::status::CertificateStatus;
+use attache_config::settings::{ServerSettings, TlsSettings};
+use attache_discovery::watch;
+use attache_serving::tls::{self, ClientAuth, Handshaker, ServingCert};
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::process::TlsStats;
+use attache_types::clock::Clock;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 

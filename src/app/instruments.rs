@@ -1,14 +1,14 @@
 //! The registry of metrics, and the objects that parts of the process count with.
 
-use crate::admin::Refusals;
-use crate::admin::pools::{PoolCollector, PoolViews};
-use crate::clock::Clock;
-use crate::config::Settings;
-use crate::connections::{Listeners, descriptor_limit};
-use crate::telemetry::listeners::ListenerCollector;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::operating_system::OperatingSystemCollector;
-use crate::telemetry::pressure::PressureCollector;
+use attache_admin::Refusals;
+use attache_admin::pools::{PoolCollector, PoolViews};
+use attache_config::Settings;
+use attache_serving::connections::{Listeners, descriptor_limit};
+use attache_telemetry::listeners::ListenerCollector;
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::operating_system::OperatingSystemCollector;
+use attache_telemetry::pressure::PressureCollector;
+use attache_types::clock::Clock;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 

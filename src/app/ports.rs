@@ -4,12 +4,12 @@
 //! nothing else, so that neither feeds, pages nor requests can take its time. Pages are rendered on another one.
 
 use super::reach::Addresses;
-use crate::admin::{self, AdminState};
-use crate::config::settings::ServerSettings;
-use crate::connections::Listeners;
-use crate::ext_proc::server::Shards;
-use crate::health::{self, Health, Readiness};
 use anyhow::Context;
+use attache_admin::AdminState;
+use attache_config::settings::ServerSettings;
+use attache_ext_proc::server::Shards;
+use attache_serving::connections::Listeners;
+use attache_serving::health::{self, Health, Readiness};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -70,7 +70,7 @@ impl Ports {
         let serve = async move {
             let (until, ended) = (stop.clone().cancelled_owned(), stop.clone().cancelled_owned());
             tokio::spawn(health::serve(health_port, listeners.health, health, readiness, until));
-            tokio::spawn(admin::serve(admin, listeners.admin, pages, ended));
+            tokio::spawn(attache_admin::serve(admin, listeners.admin, pages, ended));
             tokio::spawn(async move { shards.accept(grpc, listeners.ext_proc, accepting).await });
             stop.cancelled().await;
         };

@@ -1,21 +1,21 @@
 //! Builds the tokenizers and prompt caches of pools from the settings.
 
-use crate::clock::Clock;
-use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerFallback, TokenizerSettings};
-use crate::picker::prefix::{Fallback, PoolPrefix, Tokenizer};
-use crate::prefix::cache::PrefixCache;
-use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
-use crate::prompt::characters::Characters;
-#[cfg(feature = "hf-tokenizers")]
-use crate::prompt::huggingface::HuggingFace;
-use crate::prompt::memo::{Cuts, Memo, SegmentCache};
-use crate::prompt::pieces::{Pattern, Volatile};
-use crate::prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
-use crate::prompt::{EncodeError, Encoder};
-#[cfg(feature = "hf-tokenizers")]
-use crate::tokenize::ModelFiles;
-use crate::tokenize::RemotePool;
 use anyhow::Context;
+use attache_config::settings::{PoolSettings, PrefixSettings, TokenizerFallback, TokenizerSettings};
+use attache_picker::prefix::{Fallback, PoolPrefix, Tokenizer};
+use attache_prefix::cache::PrefixCache;
+use attache_prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
+use attache_prompt::characters::Characters;
+#[cfg(feature = "hf-tokenizers")]
+use attache_prompt::huggingface::HuggingFace;
+use attache_prompt::memo::{Cuts, Memo, SegmentCache};
+use attache_prompt::pieces::{Pattern, Volatile};
+use attache_prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
+use attache_prompt::{EncodeError, Encoder};
+#[cfg(feature = "hf-tokenizers")]
+use attache_tokenize::ModelFiles;
+use attache_tokenize::RemotePool;
+use attache_types::clock::Clock;
 #[cfg(feature = "hf-tokenizers")]
 use sha2::{Digest, Sha256};
 use std::path::Path;

@@ -1,15 +1,15 @@
 //! The queues of pools, which are kept over reloads that do not change them.
 
-use crate::clock::Clock;
-use crate::config::settings::PoolSettings;
-use crate::ext_proc::queue_timer::QueueTimer;
-use crate::picker::PoolRuntime;
-use crate::picker::queues::Queues;
-use crate::rng;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::queues::BandDepths;
 use anyhow::Context;
+use attache_config::settings::PoolSettings;
+use attache_ext_proc::queue_timer::QueueTimer;
 use attache_feeds::PoolFeeds;
+use attache_picker::PoolRuntime;
+use attache_picker::queues::Queues;
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::queues::BandDepths;
+use attache_types::clock::Clock;
+use attache_types::rng;
 use std::sync::Arc;
 
 /// The queues for `settings`: those of `before` if nothing has changed.

@@ -1,13 +1,13 @@
 //! Rate limits of tenants and models, and where usage is counted. The counts are kept over reloads.
 
 use super::redis::Redis;
-use crate::clock;
-use crate::config::Settings;
-use crate::config::settings::{CountIn, TenantSettings};
-use crate::picker::ActiveConfig;
-use crate::picker::quotas::{Quotas, Store};
-use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
-use crate::telemetry::Telemetry;
+use attache_config::Settings;
+use attache_config::settings::{CountIn, TenantSettings};
+use attache_picker::ActiveConfig;
+use attache_picker::quotas::{Quotas, Store};
+use attache_quota::{Book, DEFAULT_MAX_TENANTS, Subject};
+use attache_telemetry::Telemetry;
+use attache_types::clock;
 use std::sync::Arc;
 
 /// The limits in `settings`, with the counts of `before` unless their store changes.

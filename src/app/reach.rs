@@ -1,8 +1,8 @@
 //! Whether the servers of the pools respond: logged when it changes, and shown at the start on a terminal.
 
-use crate::admin::pools::{PoolView, PoolViews};
-use crate::admin::warnings::PoolReach;
-use crate::clock::{Clock, Timestamp};
+use attache_admin::pools::{PoolView, PoolViews};
+use attache_admin::warnings::PoolReach;
+use attache_types::clock::{Clock, Timestamp};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::{IsTerminal, Write as _};

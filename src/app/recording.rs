@@ -1,9 +1,9 @@
 //! The recording of a run, if one is requested, and explanations from it.
 
-use crate::config::Settings;
-use crate::config::settings::PoolSettings;
-use crate::record::{RecordSettings, Recorder};
-use crate::telemetry::decisions::Decisions;
+use attache_config::Settings;
+use attache_config::settings::PoolSettings;
+use attache_record::{RecordSettings, Recorder};
+use attache_telemetry::decisions::Decisions;
 use axum::http::StatusCode;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -79,7 +79,7 @@ fn unknown(kept: usize, id: &str) -> String {
 #[cfg(feature = "simulator")]
 fn explain_in(recording: &Path, id: &str) -> Result<Value, (StatusCode, String)> {
     let unreadable = |error: &dyn std::fmt::Display| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
-    match crate::replay::record::explain::explain(recording, Some(id), None, &crate::plugins::registry()) {
+    match attache_replay::record::explain::explain(recording, Some(id), None, &crate::plugins::registry()) {
         Ok(Some(explained)) => serde_json::to_value(explained).map_err(|error| unreadable(&error)),
         Ok(None) => Err((StatusCode::NOT_FOUND, format!("the recording has no decision about the request `{id}`"))),
         Err(error) => Err(unreadable(&error)),
@@ -94,15 +94,15 @@ fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Clock;
-    use crate::config::{self, ConfigText, Sources};
-    use crate::picker::event::KeptExplanation;
-    use crate::picker::settings::ExplainSettings;
+    use attache_config::{ConfigText, Sources};
+    use attache_picker::event::KeptExplanation;
+    use attache_picker::settings::ExplainSettings;
+    use attache_types::clock::Clock;
 
     fn settings(text: &[u8]) -> Settings {
         let text = ConfigText { name: "test".into(), bytes: text.to_vec() };
         let registry = crate::plugins::registry();
-        config::load(&Sources { registry, text: Some(text), ..Sources::default() }).unwrap().0
+        attache_config::load(&Sources { registry, text: Some(text), ..Sources::default() }).unwrap().0
     }
 
     #[test]

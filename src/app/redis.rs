@@ -1,8 +1,8 @@
 //! The shared Redis: connection, quota store, SLO profiles. Kept over reloads that do not change it.
 
-use crate::config::Settings;
-use crate::scheduling::Choices;
-use crate::telemetry::metrics::Metrics;
+use attache_config::Settings;
+use attache_scheduling::Choices;
+use attache_telemetry::metrics::Metrics;
 use std::sync::Arc;
 
 #[cfg(feature = "redis")]
@@ -32,15 +32,15 @@ impl Redis {
 #[cfg(feature = "redis")]
 mod shared {
     use super::*;
-    use crate::ext_proc::redis_quotas::RedisQuotas;
-    use crate::pool::slo_profile::RedisProfiles;
-    use crate::quota::Subject;
-    use crate::quota_store::RedisStore;
-    use crate::quota_store::users::UserRecords;
-    use crate::redis_link::RedisLink;
-    use crate::rng;
     use anyhow::Context;
+    use attache_ext_proc::redis_quotas::RedisQuotas;
+    use attache_pool::slo_profile::RedisProfiles;
+    use attache_quota::Subject;
+    use attache_redis_store::quota_store::RedisStore;
+    use attache_redis_store::quota_store::users::UserRecords;
+    use attache_redis_store::redis_link::RedisLink;
     use attache_redis_store::redis_profiles::{self, Look};
+    use attache_types::rng;
     use std::time::Duration;
 
     /// 1 s at shutdown to store ended requests in Redis: far more than needed, unless Redis is unreachable.

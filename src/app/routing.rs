@@ -2,20 +2,20 @@
 
 use super::redis::Redis;
 use super::{prompts, queues, quotas};
-use crate::clock::Clock;
-use crate::config::Settings;
-use crate::config::settings::PoolSettings;
-use crate::picker::{ActiveConfig, PoolRuntime};
-use crate::pool::{ModelStore, SnapshotStore};
-use crate::prompt::memo::SegmentCache;
-use crate::rng;
-use crate::scheduling::router::RuleStore;
-use crate::scheduling::{Pool, Scheduler};
-use crate::scrape::slo_profiles;
-use crate::telemetry::Telemetry;
-use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
+use attache_config::Settings;
+use attache_config::settings::PoolSettings;
 use attache_feeds::{Feeds, PoolFeeds};
+use attache_picker::{ActiveConfig, PoolRuntime};
+use attache_pool::{ModelStore, SnapshotStore};
+use attache_prompt::memo::SegmentCache;
+use attache_scheduling::router::RuleStore;
+use attache_scheduling::{Pool, Scheduler};
+use attache_scrape::slo_profiles;
+use attache_telemetry::Telemetry;
+use attache_telemetry::metrics::Metrics;
+use attache_types::clock::Clock;
+use attache_types::rng;
 use std::sync::Arc;
 
 /// Everything that settings need and that may fail, created before any change.

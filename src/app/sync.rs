@@ -1,15 +1,15 @@
 //! State that is shared with other pickers over NATS, if `sync` is configured.
 
-use crate::admin::Source;
-use crate::clock::Clock;
-use crate::config::Settings;
-use crate::picker::ActiveConfig;
-use crate::telemetry::sync::{LinkStatus, SyncCollector};
+use attache_admin::Source;
+use attache_config::Settings;
+use attache_picker::ActiveConfig;
 use attache_sync::{Replica, SharedPressure};
+use attache_telemetry::sync::{LinkStatus, SyncCollector};
+use attache_types::clock::Clock;
 use std::sync::Arc;
 
-use crate::health::Readiness;
 use attache_feeds::Feeds;
+use attache_serving::health::Readiness;
 #[cfg(feature = "nats")]
 pub(super) use over_nats::Sync;
 use tokio_util::sync::CancellationToken;
@@ -59,14 +59,14 @@ impl Sync {
 #[cfg(feature = "nats")]
 mod over_nats {
     use super::*;
-    use crate::clock::Timestamp;
-    use crate::config::settings::{NatsSettings, SyncSettings};
-    use crate::ids::EndpointId;
-    use crate::pool::PoolEvent;
-    use crate::rng;
     use anyhow::Context;
+    use attache_config::settings::{NatsSettings, SyncSettings};
     use attache_nats::{NatsConfig, NatsStats};
+    use attache_pool::PoolEvent;
     use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState, sender_of, token_of};
+    use attache_types::clock::Timestamp;
+    use attache_types::ids::EndpointId;
+    use attache_types::rng;
     use std::sync::atomic::Ordering::Relaxed;
     use std::time::{Duration, SystemTime};
     use tokio::sync::mpsc;
@@ -138,7 +138,7 @@ mod over_nats {
 
         /// Applies what peers send to the pools of `config` from now on.
         pub(in super::super) fn set_pools(&self, config: &ActiveConfig, feeds: &Feeds) {
-            let view = |runtime: &Arc<crate::picker::PoolRuntime>| {
+            let view = |runtime: &Arc<attache_picker::PoolRuntime>| {
                 let events = feeds.pool(&runtime.pool.name)?.events();
                 Some(runtime.shared_view(Arc::new(Losses(events))))
             };

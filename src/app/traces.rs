@@ -1,10 +1,10 @@
 //! The export of traces, if a collector is configured.
 
-use crate::clock::Clock;
-use crate::config::settings::TelemetrySettings;
+use attache_config::settings::TelemetrySettings;
 #[cfg(feature = "otlp")]
-use crate::telemetry::otlp::Otlp;
-use crate::telemetry::trace::Tracing;
+use attache_telemetry::otlp::Otlp;
+use attache_telemetry::trace::Tracing;
+use attache_types::clock::Clock;
 #[cfg(feature = "otlp")]
 use opentelemetry::trace::TracerProvider;
 

@@ -2,14 +2,14 @@
 //! environment variable. A flag outranks it, it outranks the file, the file outranks the default. If a flag is given
 //! twice, the last one counts, as in Go.
 
-use crate::config::aibrix_env::AibrixEnv;
-use crate::config::localai_env::LocalaiEnv;
-use crate::config::own_env::OwnEnv;
-use crate::config::reference_env::ReferenceEnv;
-use crate::config::units::parse_duration;
-use crate::config::{KubernetesFlags, Overrides};
-use crate::pool::Engine;
-use crate::record::{DEFAULT_MAX_BYTES, RecordSettings};
+use attache_config::aibrix_env::AibrixEnv;
+use attache_config::localai_env::LocalaiEnv;
+use attache_config::own_env::OwnEnv;
+use attache_config::reference_env::ReferenceEnv;
+use attache_config::units::parse_duration;
+use attache_config::{KubernetesFlags, Overrides};
+use attache_pool::Engine;
+use attache_record::{DEFAULT_MAX_BYTES, RecordSettings};
 use clap::{Args, CommandFactory, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use super::output::message;
 use super::{EXIT_INTERNAL, EXIT_USAGE};
-use crate::quickstart::{self, DEFAULT_STRATEGY, Options, QuickstartError};
+use attache_quickstart::{DEFAULT_STRATEGY, Options, QuickstartError};
 use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(super) fn run(args: QuickstartArgs) -> ExitCode {
         let QuickstartArgs { stay, strategy, envoy } = args;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|e| QuickstartError::System("no runtime", e))?;
-        runtime.block_on(quickstart::run(&Options { attache, envoy, strategy, stay }))
+        runtime.block_on(attache_quickstart::run(&Options { attache, envoy, strategy, stay }))
     });
     let code = match &outcome {
         Ok(()) => return ExitCode::SUCCESS,

@@ -8,7 +8,7 @@
 //! with a warning that states why.
 
 use super::flags::parse_switch;
-use crate::config::units::parse_duration;
+use attache_config::units::parse_duration;
 use std::ffi::OsString;
 
 /// How a flag of the reference pickers is handled that Attaché lacks under its name.
@@ -145,7 +145,7 @@ impl Translated {
             DrainTimeout => {
                 ours.push(("drain-deadline", value.to_owned()));
                 // The drain delay must not exceed the deadline.
-                if parse_duration(value).is_ok_and(|t| t < crate::config::defaults::DEFAULT_DRAIN_MIN_DELAY) {
+                if parse_duration(value).is_ok_and(|t| t < attache_config::defaults::DEFAULT_DRAIN_MIN_DELAY) {
                     ours.push(("drain-min-delay", value.to_owned()));
                 }
             }

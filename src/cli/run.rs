@@ -5,11 +5,10 @@ use super::output::{colour, message};
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::app::{self, Reload};
-use crate::config::settings::PoolSettings;
-use crate::config::{Diagnostic, Settings};
-use crate::record::RecordSettings;
-use crate::telemetry;
-use crate::telemetry::logs::LogHandle;
+use attache_config::settings::PoolSettings;
+use attache_config::{Diagnostic, Settings};
+use attache_record::RecordSettings;
+use attache_telemetry::logs::LogHandle;
 use std::process::ExitCode;
 
 const NOTHING_TO_SERVE: &str = "\
@@ -38,9 +37,9 @@ pub(super) fn run(args: &RunArgs, converted: &[String]) -> ExitCode {
         message(reading.render(colour()));
     }
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
-    let logs = telemetry::logs::init(&settings.telemetry.log_filter, log_json, colour());
+    let logs = attache_telemetry::logs::init(&settings.telemetry.log_filter, log_json, colour());
     if logs.is_ok() {
-        telemetry::logs::log_panics();
+        attache_telemetry::logs::log_panics();
     }
     if log_json {
         // A reader of JSON lines can't parse text between them.

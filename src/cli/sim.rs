@@ -1,14 +1,14 @@
 //! `attache sim`: converts flags to a fleet of simulated servers, and waits for its end.
 
-use crate::sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
-use crate::sim::engine::{self, EngineConfig};
-use crate::sim::faults::Faults;
-use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
-use crate::sim::latency::{self, LatencyModel};
-use crate::sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
-use crate::sim::vllm_hash::{self, HashAlgorithm};
-use crate::sim::{answer, serve};
 use anyhow::Context;
+use attache_sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
+use attache_sim::engine::{self, EngineConfig};
+use attache_sim::faults::Faults;
+use attache_sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
+use attache_sim::latency::{self, LatencyModel};
+use attache_sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
+use attache_sim::vllm_hash::{self, HashAlgorithm};
+use attache_sim::{answer, serve};
 use serde_json::json;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,16 +1,16 @@
 //! The source of a configuration, which can be read again when the file changes.
 
 use super::flags::{own_variables, variables};
-use crate::config::aibrix_env::AibrixEnv;
-use crate::config::document::MAX_CONFIG_BYTES;
-use crate::config::localai_env::LocalaiEnv;
-use crate::config::reference_env::ReferenceEnv;
-use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings, TokenizerSettings};
-use crate::config::{
+use crate::plugins::registry;
+use attache_config::aibrix_env::AibrixEnv;
+use attache_config::document::MAX_CONFIG_BYTES;
+use attache_config::localai_env::LocalaiEnv;
+use attache_config::reference_env::ReferenceEnv;
+use attache_config::settings::{PoolSettings, ServerSettings, TlsSettings, TokenizerSettings};
+use attache_config::{
     Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
 };
-use crate::plugins::registry;
-use crate::tls;
+use attache_serving::tls;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 

@@ -3,8 +3,8 @@
 use super::output::{may_colour, message, print};
 use super::running::{AdminArgs, RunningPicker, encoded};
 use super::{EXIT_INTERNAL, EXIT_USAGE};
-use crate::config::units::parse_duration;
-use crate::top::{self, Options, Page, TopError};
+use attache_config::units::parse_duration;
+use attache_top::{Options, Page, TopError};
 use clap::Args;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 pub(super) fn run(args: &TopArgs) -> ExitCode {
     let picker = Arc::new(RunningPicker::at(&args.admin));
     let url = picker.url();
-    let pages: top::Pages = Arc::new(move |page| {
+    let pages: attache_top::Pages = Arc::new(move |page| {
         let picker = picker.clone();
         let query = match &page {
             Page::History(after) => format!("?after={after}"),
@@ -68,9 +68,9 @@ pub(super) fn run(args: &TopArgs) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(TopError::from);
     let outcome = outcome.and_then(|runtime| {
         if args.once {
-            runtime.block_on(top::once(&options, columns())).map(print)
+            runtime.block_on(attache_top::once(&options, columns())).map(print)
         } else {
-            runtime.block_on(top::watch(options))
+            runtime.block_on(attache_top::watch(options))
         }
     });
     match outcome {

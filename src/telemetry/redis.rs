@@ -118,7 +118,8 @@ impl RedisMetrics {
             failed_profile_looks,
             lost_ends,
             store_failures: StoreFailure::ALL.map(|f| failures.get_or_create_owned(&ReasonLabel { reason: f.label() })),
-            records: RecordOutcome::ALL.map(|o| records.get_or_create_owned(&RecordOutcomeLabel { outcome: o.label() })),
+            records: RecordOutcome::ALL
+                .map(|o| records.get_or_create_owned(&RecordOutcomeLabel { outcome: o.label() })),
         }
     }
 

@@ -159,7 +159,7 @@ async fn gateway_beyond_the_streams_of_a_connection_loses_no_request() {
 /// No shipped configuration lets Envoy open more streams on a connection than Attaché allows.
 #[test]
 fn shipped_gateways_open_fewer_streams_on_a_connection_than_allowed() {
-    let allowed = attache::limits::Limits::default().max_streams_per_connection;
+    let allowed = attache_types::limits::Limits::default().max_streams_per_connection;
     for file in ["original-dst.yaml", "buffered.yaml", "override-host.yaml", "fail-open.yaml"] {
         let path = crate::support::process::repository().join("envoy").join(file);
         let text = std::fs::read_to_string(&path).expect("a shipped file");

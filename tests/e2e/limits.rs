@@ -46,7 +46,7 @@ async fn ask(to: SocketAddr, tenant: &str) -> Reply {
 
 /// Waits until enough of the minute is left for a burst, because counters follow the wall clock's minutes.
 async fn early_in_a_minute() {
-    let clock = attache::clock::Clock::start();
+    let clock = attache_types::clock::Clock::start();
     let second = clock.wall(clock.now()).duration_since(UNIX_EPOCH).expect("a clock").as_secs() % 60;
     if second > 40 {
         tokio::time::sleep(Duration::from_secs(61 - second)).await;

@@ -11,7 +11,7 @@ use crate::support::envoy::EnvoyProcess;
 use crate::support::process::scratch;
 use crate::support::sim::SimProcess;
 use attache::plugins::registry;
-use attache::replay::record::replay_file;
+use attache_replay::record::replay_file;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::net::SocketAddr;

@@ -7,7 +7,7 @@ use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
-use attache::sim::tokenizer;
+use attache_sim::tokenizer;
 use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::{Value, json};

@@ -9,8 +9,8 @@ use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{Process, scratch};
 use crate::support::sim::SimProcess;
 use attache::plugins::registry;
-use attache::replay::record::{Summary, replay, replay_file};
-use attache::sim::profiles;
+use attache_replay::record::{Summary, replay, replay_file};
+use attache_sim::profiles;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -181,9 +181,9 @@ async fn recording_replays_exactly_and_other_policies_differ() {
 
     let settings = |strategy: &str| {
         let text = configuration(0, strategy, &[]).replace("endpoints: []", "endpoints: [\"127.0.0.1:1\"]");
-        let text = attache::config::ConfigText { name: "other".into(), bytes: text.into_bytes() };
-        let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
-        attache::config::load(&sources).expect("settings").0
+        let text = attache_config::ConfigText { name: "other".into(), bytes: text.into_bytes() };
+        let sources = attache_config::Sources { registry: registry(), text: Some(text), ..Default::default() };
+        attache_config::load(&sources).expect("settings").0
     };
     let other = replay_file(&record, Some(&settings("random")), &registry()).expect("a replay");
     assert_eq!(other.decisions, summary.decisions);

@@ -3,15 +3,15 @@
 //! After an intended change of wording, `ATTACHE_BLESS=1 cargo test --release --test in_process config` rewrites the
 //! expectations. Review the diff.
 
-use attache::config::aibrix_env::AibrixEnv;
-use attache::config::diagnostic::{render_json, render_text};
-use attache::config::document::MAX_CONFIG_BYTES;
-use attache::config::settings::{PodsOf, PoolGroup, TlsSettings, TokenizerSettings};
-use attache::config::{
+use attache::plugins::registry;
+use attache_config::aibrix_env::AibrixEnv;
+use attache_config::diagnostic::{render_json, render_text};
+use attache_config::document::MAX_CONFIG_BYTES;
+use attache_config::settings::{PodsOf, PoolGroup, TlsSettings, TokenizerSettings};
+use attache_config::{
     Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load, load_pool,
 };
-use attache::plugins::registry;
-use attache::pool::Engine;
+use attache_pool::Engine;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ fn minimal_file_gets_the_documented_defaults() {
     assert_eq!((&*pool.name, pool.strategy.as_str(), pool.endpoints.len()), ("a", "predicted-latency", 1));
     assert_eq!(pool.scrape.interval, Duration::from_millis(50));
     assert_eq!(pool.scrape.stale_after, Duration::from_secs(2));
-    assert_eq!(settings.limits, attache::limits::Limits::default());
+    assert_eq!(settings.limits, attache_types::limits::Limits::default());
 }
 
 #[test]
@@ -349,7 +349,7 @@ pools:
     assert_eq!((&*request.header, &*request.profile_header), ("x-strategy", "config-profile"));
     assert_eq!(request.filter_header.as_deref(), Some("external-filter"));
     let allowed = |name: &str| request.allowed.iter().find(|s| s.name == name).map(|s| s.parameters.to_string());
-    let queued = attache::scheduling::registry::QUEUED.len();
+    let queued = attache_scheduling::registry::QUEUED.len();
     let all = registry().strategies().len();
     assert_eq!(request.allowed.len(), all - queued, "those that need a queue are not there without one");
     assert_eq!(allowed("prefix-cache").as_deref(), Some(r#"{"imbalance":3}"#), "the pool's own");
@@ -580,7 +580,7 @@ mod hostile {
 fn pool_configuration_rejects_process_settings() {
     let read = |pool: &str| {
         let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, {pool}}}]\n");
-        attache::config::load_pool(&sources("ConfigMap a", text.as_bytes()))
+        attache_config::load_pool(&sources("ConfigMap a", text.as_bytes()))
     };
     assert!(read("match: {models: [llama]}, scrape: {interval: 1s}").is_ok());
     for (pool, path) in [

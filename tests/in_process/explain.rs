@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use attache::plugins::registry;
-use attache::record::Line;
-use attache::replay::record::explain::explain;
-use attache::replay::record::{Lines, open, replay_file};
+use attache_record::Line;
+use attache_replay::record::explain::explain;
+use attache_replay::record::{Lines, open, replay_file};
 use std::path::PathBuf;
 
 fn recording(name: &str) -> PathBuf {

@@ -1,16 +1,16 @@
 //! The feeds together, over real HTTP: discovery lists endpoints, the scraper reads their metrics, the publisher makes
 //! snapshots. The servers misbehave as real model servers have done.
 
-use attache::clock::Clock;
-use attache::config::settings::ScrapeSettings;
-use attache::discovery::{publish, static_source};
-use attache::pool::health::{Availability, Contact, HealthOutcome, HealthPolicy};
-use attache::pool::ledger::Ticket;
-use attache::pool::writer::SourceId;
-use attache::pool::{
+use attache_config::settings::ScrapeSettings;
+use attache_discovery::{publish, static_source};
+use attache_pool::health::{Availability, Contact, HealthOutcome, HealthPolicy};
+use attache_pool::ledger::Ticket;
+use attache_pool::writer::SourceId;
+use attache_pool::{
     EndpointSpec, EndpointState, Engine, MetricsSource, PoolSnapshot, PoolWriter, Published, SnapshotStore,
 };
-use attache::scrape::{ErrorReason, ModelFeed, Reach, ScrapeStats, Scraper};
+use attache_scrape::{ErrorReason, ModelFeed, Reach, ScrapeStats, Scraper};
+use attache_types::clock::Clock;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -181,7 +181,7 @@ impl Feeds {
                 store.clone(),
                 |_| {},
                 tell,
-                attache::record::PoolTape::default(),
+                attache_record::PoolTape::default(),
                 shutdown.clone(),
             )),
             tokio::spawn(static_source::run(SourceId(0), specs, events, shutdown.clone())),
@@ -336,7 +336,7 @@ async fn server_restart_is_counted_once_and_clears_health() {
     let mut feeds = Feeds::start(vec![server.spec()], quick());
     let snapshot = feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| e.metrics().is_some())).await;
     let health = &snapshot.endpoints[0].endpoint.health;
-    let (policy, now) = (HealthPolicy::default(), attache::clock::Timestamp(1));
+    let (policy, now) = (HealthPolicy::default(), attache_types::clock::Timestamp(1));
     health.record(HealthOutcome::ConnectFailure, now, &policy);
     health.record(HealthOutcome::ConnectFailure, now, &policy);
     assert_eq!(health.availability(now, &policy), Availability::Ejected);
@@ -444,7 +444,7 @@ async fn pool_is_unreachable_until_an_endpoint_responds_or_may_serve_unseen() {
 async fn hanging_servers_beyond_the_concurrency_limit_block_no_others() {
     let good = Server::start(page("1", "0", "0", "5")).await;
     let mut specs: Vec<EndpointSpec> = Vec::new();
-    for _ in 0..attache::scrape::feed::MAX_CONCURRENT_FETCHES + 16 {
+    for _ in 0..attache_scrape::feed::MAX_CONCURRENT_FETCHES + 16 {
         specs.push(Server::start(Answer::Hang).await.spec());
     }
     specs.push(good.spec());
@@ -490,9 +490,9 @@ async fn unauthorized_scrape_names_the_setting_for_the_token() {
     let refused = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
     let server = Server::start(Answer::Raw(refused.into())).await;
     let url = format!("http://{}/metrics", server.address).parse().unwrap();
-    let client = attache::scrape::fetch::Clients::new().unwrap().plain();
+    let client = attache_scrape::fetch::Clients::new().unwrap().plain();
     let bounds = (Duration::from_secs(5), 1 << 20);
-    let error = attache::scrape::fetch::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
+    let error = attache_scrape::fetch::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
     assert!(error.to_string().contains("401") && error.to_string().contains("bearerTokenFile"), "{error}");
 }
 

@@ -1,17 +1,17 @@
 //! The KV event feed over real ZeroMQ sockets: publishers of the `zeromq` crate bind, connect, replay in both formats,
 //! drop old events, restart, and send false data.
 
-use attache::clock::Clock;
-use attache::connections::{Closed, ConnectionLimits, Connections};
-use attache::ids::EndpointId;
-use attache::kv_events::{
+use attache_kv_events::{
     Count, Destination, Doubt, Feed, KvEventStats, MemoryLimits, Residents, Source, Subscription, Timing, Trust,
 };
-use attache::pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
-use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
-use attache::prefix::block_size::BlockSize;
-use attache::prefix::{IndexConfig, KeySpace, PrefixIndex, Tier};
-use attache::record::KvTape;
+use attache_pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::{IndexConfig, KeySpace, PrefixIndex, Tier};
+use attache_record::KvTape;
+use attache_serving::connections::{Closed, ConnectionLimits, Connections};
+use attache_types::clock::Clock;
+use attache_types::ids::EndpointId;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rmpv::Value as Any;
@@ -329,7 +329,7 @@ impl Rig {
     }
 
     fn trust(&self, id: u32) -> Option<Trust> {
-        self.residents.load().get(&EndpointId(id)).map(attache::kv_events::Resident::trust)
+        self.residents.load().get(&EndpointId(id)).map(attache_kv_events::Resident::trust)
     }
 
     fn held(&self, id: u32) -> BTreeSet<u64> {

@@ -1,11 +1,11 @@
 //! Reference results of real servers: text and token ids of vLLM 0.32 (`chat_vectors/vectors.json`), and six templates
 //! of known model families rendered by `transformers` (`chat_vectors/template_vectors.json`).
 
-use attache::prompt::Encoder;
-use attache::prompt::huggingface::{HuggingFace, Rendered};
-use attache::prompt::template::{ChatTemplate, TemplateError};
-use attache::prompt::work::WorkLimit;
-use attache::protocol::Api;
+use attache_prompt::Encoder;
+use attache_prompt::huggingface::{HuggingFace, Rendered};
+use attache_prompt::template::{ChatTemplate, TemplateError};
+use attache_prompt::work::WorkLimit;
+use attache_protocol::Api;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ struct TemplateVectors {
 struct TemplateVector {
     template: String,
     case: String,
-    inputs: BTreeMap<String, attache::prompt::template::Value>,
+    inputs: BTreeMap<String, attache_prompt::template::Value>,
     rendered: Option<String>,
     error: Option<String>,
 }
@@ -121,7 +121,7 @@ fn chat_templates_render_as_in_transformers() {
         let name = format!("{} {}", vector.template, vector.case);
         let template = ChatTemplate::compile(&file.templates[&vector.template]).unwrap();
         let special = [("bos_token", "<s>"), ("eos_token", "</s>")]
-            .map(|(k, v)| (k.to_owned(), attache::prompt::template::Value::from(v)));
+            .map(|(k, v)| (k.to_owned(), attache_prompt::template::Value::from(v)));
         let got =
             template.render(special.into_iter().chain(vector.inputs), 0, UNIX_EPOCH, &WorkLimit::within(usize::MAX));
         match (vector.rendered, vector.error) {

@@ -1,7 +1,7 @@
 //! Checks of README.md and SECURITY.md. `tests/in_process/docs` checks the other pages, and the links and sentences of
 //! all pages.
 
-use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache_config::{ConfigText, Overrides, Sources, Surroundings, load};
 use std::collections::BTreeSet;
 use std::process::Command;
 

@@ -3,37 +3,37 @@
 //! `data/conversation-2000.jsonl` is the start of the conversation trace published with Mooncake (FAST'25,
 //! `kvcache-ai/Mooncake`, Apache-2.0). All results follow from seeds, so the bounds only allow for later changes.
 
-use attache::clock::{Clock, Timestamp};
-use attache::config::recommended_flow;
-use attache::disagg::Mode;
-use attache::flow::EvictRunning;
-use attache::flow::PoolFlow;
-use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
-use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
-use attache::ids::EndpointId;
 use attache::plugins::registry;
-use attache::pool::Endpoint;
-use attache::pool::health::HealthPolicy;
-use attache::prefix::cache::{BlockUnit, CacheConfig};
-use attache::quota::{Limits, Subject, TenantSettings};
-use attache::record::{Decided, Ended, FORMAT, Header, Line, RequestLeg};
-use attache::replay::front::{FrontConfig, simulated_prefix};
-use attache::replay::world::{
+use attache_config::recommended_flow;
+use attache_disagg::Mode;
+use attache_flow::EvictRunning;
+use attache_flow::PoolFlow;
+use attache_flow::ordering::least_work::DEFAULT_MAX_DELAY;
+use attache_flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
+use attache_pool::Endpoint;
+use attache_pool::health::HealthPolicy;
+use attache_prefix::cache::{BlockUnit, CacheConfig};
+use attache_quota::{Limits, Subject, TenantSettings};
+use attache_record::{Decided, Ended, FORMAT, Header, Line, RequestLeg};
+use attache_replay::front::{FrontConfig, simulated_prefix};
+use attache_replay::world::{
     FleetChange, KvEventSettings, RunOutcome, SignalSettings, TimedChange, World, WorldConfig, spec, with_role,
 };
-use attache::report::Observer;
-use attache::report::served::{Ending, QueueOutcome, Queued, Sample, Served};
-use attache::rng::PickRng;
-use attache::scheduling::digest::Digest;
-use attache::scheduling::objective::{Objective, Slo};
-use attache::scheduling::policy::{ModelPolicy, PolicyMap, RoutePolicy};
-use attache::scheduling::router::{ModelRewrites, RewriteTarget};
-use attache::scheduling::{Candidate, Choices, Decider, PickContext, Pool, Ranking, Scheduler, SplitPolicy, Strategy};
-use attache::sim::engine::EngineConfig;
-use attache::sim::profiles;
-use attache::workload::Workload;
-use attache::workload::pace::{ClosedLoop, Limited, Scaled};
-use attache::workload::{synthetic, trace};
+use attache_report::Observer;
+use attache_report::served::{Ending, QueueOutcome, Queued, Sample, Served};
+use attache_scheduling::digest::Digest;
+use attache_scheduling::objective::{Objective, Slo};
+use attache_scheduling::policy::{ModelPolicy, PolicyMap, RoutePolicy};
+use attache_scheduling::router::{ModelRewrites, RewriteTarget};
+use attache_scheduling::{Candidate, Choices, Decider, PickContext, Pool, Ranking, Scheduler, SplitPolicy, Strategy};
+use attache_sim::engine::EngineConfig;
+use attache_sim::profiles;
+use attache_types::clock::{Clock, Timestamp};
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
+use attache_workload::Workload;
+use attache_workload::pace::{ClosedLoop, Limited, Scaled};
+use attache_workload::{synthetic, trace};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
@@ -276,9 +276,9 @@ fn equal_seeds_give_equal_decisions() {
 fn limits_of_models() -> TenantSettings {
     let text = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {models: {}}\n\
                 pools: [{name: a, endpoints: ['127.0.0.1:8000']}]\n";
-    let text = attache::config::ConfigText { name: "limits".into(), bytes: text.into() };
-    let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
-    attache::config::load(&sources).unwrap().0.models.unwrap()
+    let text = attache_config::ConfigText { name: "limits".into(), bytes: text.into() };
+    let sources = attache_config::Sources { registry: registry(), text: Some(text), ..Default::default() };
+    attache_config::load(&sources).unwrap().0.models.unwrap()
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The simulated servers over real HTTP: response shapes, streams, errors, caching, adapters, faults, load.
 
-use attache::sim::engine::EngineConfig;
-use attache::sim::faults::Faults;
-use attache::sim::latency::LatencyModel;
-use attache::sim::{MetricsStyle, Quirks, ServerConfig, SimConfig, SimHandle, serve};
+use attache_sim::engine::EngineConfig;
+use attache_sim::faults::Faults;
+use attache_sim::latency::LatencyModel;
+use attache_sim::{MetricsStyle, Quirks, ServerConfig, SimConfig, SimHandle, serve};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, Method, Request, StatusCode};

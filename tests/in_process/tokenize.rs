@@ -1,13 +1,13 @@
 //! Remote tokenizers over real HTTP: simulated model servers, and a server whose faults the test sets.
 
-use attache::clock::Clock;
-use attache::ids::EndpointId;
-use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
-use attache::prompt::remote::TokenCall;
-use attache::protocol::Api;
-use attache::sim::tokenizer::{ChatTurn, Content, render_chat};
-use attache::sim::{ServerConfig, SimConfig, SimHandle, serve};
-use attache::tokenize::{CallError, Reason, RemoteApi, RemotePool, RemoteSettings, TokenListError, Unavailable};
+use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache_prompt::remote::TokenCall;
+use attache_protocol::Api;
+use attache_sim::tokenizer::{ChatTurn, Content, render_chat};
+use attache_sim::{ServerConfig, SimConfig, SimHandle, serve};
+use attache_tokenize::{CallError, Reason, RemoteApi, RemotePool, RemoteSettings, TokenListError, Unavailable};
+use attache_types::clock::Clock;
+use attache_types::ids::EndpointId;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde_json::{Value, json};

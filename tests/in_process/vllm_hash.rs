@@ -1,6 +1,6 @@
 //! Block hashes compared with real vLLM servers: all vectors of vLLM 0.32.0 and 0.22.1, from the seed to the event.
 
-use attache::sim::vllm_hash::{Digest, ExtraForm, ExtraKeys, HashAlgorithm, Hasher, Lora};
+use attache_sim::vllm_hash::{Digest, ExtraForm, ExtraKeys, HashAlgorithm, Hasher, Lora};
 use serde_json::Value;
 
 fn vectors(file: &str) -> Vec<Value> {

@@ -1,6 +1,6 @@
 //! Certificate authorities, certificates, and directories with the layout of a Kubernetes secret mount.
 
-use attache::clock::wall_now;
+use attache_types::clock::wall_now;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

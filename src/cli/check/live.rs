@@ -5,8 +5,8 @@ use crate::cli::admin_url::AdminUrl;
 use crate::cli::output::{may_colour, message, print};
 use crate::cli::running::authorization;
 use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE, EXIT_USAGE};
-use crate::live_check::{self, Report, Severity, Targets, TextStyle};
 use crate::plugins::registry;
+use attache_live_check::{Report, Severity, Targets, TextStyle};
 use clap::Args;
 use console::Term;
 use serde_json::json;
@@ -77,7 +77,7 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
             return ExitCode::from(EXIT_INTERNAL);
         }
     };
-    let report = runtime.block_on(live_check::check(&targets));
+    let report = runtime.block_on(attache_live_check::check(&targets));
     if is_json {
         print(json!({"file": file.as_ref().map(FileCheck::to_json), "live": report.to_json()}));
     } else {

@@ -2,9 +2,9 @@
 
 use super::{EXIT_INTERNAL, EXIT_USAGE, fail, past};
 use crate::plugins::registry;
-use crate::replay::record::explain::{RecordedExplanation, explain};
-use crate::scheduling::Strategy;
 use anyhow::Context;
+use attache_replay::record::explain::{RecordedExplanation, explain};
+use attache_scheduling::Strategy;
 use clap::Args;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The flags of `attache replay`, and which of them can't be combined.
 
 use super::live;
-use crate::config::units::parse_duration;
+use attache_config::units::parse_duration;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;

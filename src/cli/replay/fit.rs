@@ -2,10 +2,10 @@
 
 use super::{EXIT_INTERNAL, ReplayArgs, ReplayFailure, plan};
 use crate::cli::output::print;
-use crate::replay::fit::{answers, fit};
-use crate::replay::record;
-use crate::sim::profiles::file;
 use anyhow::Context;
+use attache_replay::fit::{answers, fit};
+use attache_replay::record;
+use attache_sim::profiles::file;
 use std::path::Path;
 
 /// Fits `recording` and writes the profile; always true.

@@ -1,8 +1,8 @@
 //! The output of `attache replay --list`.
 
 use crate::plugins::registry;
-use crate::sim::profiles;
-use crate::workload::synthetic::WORKLOADS;
+use attache_sim::profiles;
+use attache_workload::synthetic::WORKLOADS;
 use std::fmt::Write;
 
 /// Workloads, profiles and policies, each with a sentence.

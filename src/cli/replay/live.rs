@@ -5,15 +5,15 @@ use super::plan::MAX_SERVERS;
 use super::sources::{WorkloadSource, sources, workload};
 use super::{Counting, EXIT_INTERNAL, EXIT_STOPPED, ReplayArgs, ReplayFailure, progress_of, show};
 use crate::cli::output::message;
-use crate::clock::{Clock, Timestamp};
-use crate::loadgen::{self, LiveApi, LiveConfig, LiveError, LiveOutcome};
-use crate::report::Observer;
-use crate::report::assertion::Assertion;
-use crate::report::served::{Ending, Sample, Served};
-use crate::report::tally::{Tally, Targets};
-use crate::report::{Report, RunResult, ServerFacts};
-use crate::workload::Workload;
 use anyhow::Context;
+use attache_loadgen::{LiveApi, LiveConfig, LiveError, LiveOutcome};
+use attache_report::Observer;
+use attache_report::assertion::Assertion;
+use attache_report::served::{Ending, Sample, Served};
+use attache_report::tally::{Tally, Targets};
+use attache_report::{Report, RunResult, ServerFacts};
+use attache_types::clock::{Clock, Timestamp};
+use attache_workload::Workload;
 use clap::Args;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -36,12 +36,12 @@ pub(super) struct LiveArgs {
     #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "Real gateway")]
     api: LiveApi,
     /// Requests in flight at most; further requests are sent late
-    #[arg(long, value_name = "N", default_value_t = loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target",
+    #[arg(long, value_name = "N", default_value_t = attache_loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target",
     help_heading = "Real gateway")]
     max_in_flight: usize,
     /// Timeout of one request
     #[arg(
-        long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m",
+        long, value_name = "TIME", value_parser = attache_config::units::parse_duration, default_value = "5m",
         requires = "target", help_heading = "Real gateway"
     )]
     timeout: Duration,
@@ -234,7 +234,7 @@ async fn play(
             on_signal.cancel();
         }
     });
-    let played = loadgen::play(&config, workload, &mut observer, &stop).await;
+    let played = attache_loadgen::play(&config, workload, &mut observer, &stop).await;
     signal.abort();
     bar.finish_and_clear();
     let outcome = played?;

@@ -1,21 +1,21 @@
 //! Parses the arguments of `attache replay`: policies, servers, changes.
 
-use crate::clock::Timestamp;
-use crate::config::document;
-use crate::config::recommended_flow;
-use crate::config::settings::{Disaggregation, PoolSettings};
-use crate::config::units::parse_duration;
-use crate::disagg::Mode;
-use crate::disagg::policy::default_together;
 use crate::plugins::registry;
-use crate::pool::{EndpointSpec, Roles};
-use crate::replay::legs::Patience;
-use crate::replay::world::{FleetChange, TimedChange, with_role};
-use crate::scheduling::registry::canonical;
-use crate::scheduling::{Decider, SplitPolicy};
-use crate::sim::engine::EngineConfig;
-use crate::sim::profiles;
 use anyhow::{Context, bail, ensure};
+use attache_config::document;
+use attache_config::recommended_flow;
+use attache_config::settings::{Disaggregation, PoolSettings};
+use attache_config::units::parse_duration;
+use attache_disagg::Mode;
+use attache_disagg::policy::default_together;
+use attache_pool::{EndpointSpec, Roles};
+use attache_replay::legs::Patience;
+use attache_replay::world::{FleetChange, TimedChange, with_role};
+use attache_scheduling::registry::canonical;
+use attache_scheduling::{Decider, SplitPolicy};
+use attache_sim::engine::EngineConfig;
+use attache_sim::profiles;
+use attache_types::clock::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;

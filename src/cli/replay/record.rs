@@ -4,8 +4,8 @@ use super::{EXIT_CONFIG, ReplayFailure, playable};
 use crate::cli::output::{colour, message, print};
 use crate::cli::source::ReloadSource;
 use crate::plugins::registry;
-use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
+use attache_replay::record::{Summary, replay_file};
 use std::path::Path;
 
 /// Decides again the requests in `file`, with its own configuration or with `config`; returns

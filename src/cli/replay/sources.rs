@@ -2,10 +2,10 @@
 
 use super::ReplayArgs;
 use crate::cli::output::message;
-use crate::workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
-use crate::workload::sessions::{Arrival, DEFAULT_MAX_PAUSE, SessionOptions, SessionPlayer, SessionTrace};
-use crate::workload::{Workload, synthetic, trace};
 use anyhow::{Context, bail, ensure};
+use attache_workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
+use attache_workload::sessions::{Arrival, DEFAULT_MAX_PAUSE, SessionOptions, SessionPlayer, SessionTrace};
+use attache_workload::{Workload, synthetic, trace};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::PathBuf;

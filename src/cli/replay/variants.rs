@@ -2,9 +2,9 @@
 
 use super::args::ReplayArgs;
 use super::plan::Policy;
-use crate::config::units::parse_duration;
-use crate::replay::world::BusTotals;
 use anyhow::{Context, ensure};
+use attache_config::units::parse_duration;
+use attache_replay::world::BusTotals;
 use attache_sync::MemoryBusSettings;
 
 /// A policy with a number of pickers.

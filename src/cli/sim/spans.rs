@@ -1,9 +1,9 @@
 //! Exports the spans of simulated servers, with vLLM's names. Below the span of the caller, and sampled if that is.
 
-use crate::sim::spans::{ServedRequest, SpanSink};
-use crate::telemetry::otlp::Otlp;
-use crate::telemetry::trace::parent_context;
 use anyhow::Context as _;
+use attache_sim::spans::{ServedRequest, SpanSink};
+use attache_telemetry::otlp::Otlp;
+use attache_telemetry::trace::parent_context;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::{Span, SpanKind, Tracer, TracerProvider};
 use std::sync::Arc;

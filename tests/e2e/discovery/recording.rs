@@ -6,7 +6,7 @@ use crate::api::{FakeApi, STABLE, pod, pool};
 use crate::support::attache::AttacheProcess;
 use crate::support::grpc::Connection;
 use crate::support::process::scratch;
-use attache::replay::record::replay_file;
+use attache_replay::record::replay_file;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recorded_decisions_replay_exactly_while_pods_change() {

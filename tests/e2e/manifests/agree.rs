@@ -2,10 +2,10 @@
 
 use super::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
 use crate::support::process::repository;
-use attache::config::defaults::DEFAULT_DRAIN_DEADLINE;
-use attache::config::settings::PoolGroup;
-use attache::discovery::kube::objects::ObjectKind;
-use attache::health::{LIVENESS, READINESS};
+use attache_config::defaults::DEFAULT_DRAIN_DEADLINE;
+use attache_config::settings::PoolGroup;
+use attache_discovery::kube::objects::ObjectKind;
+use attache_serving::health::{LIVENESS, READINESS};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

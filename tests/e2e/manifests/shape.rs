@@ -2,7 +2,7 @@
 //! kinds by the schemas in tests/data/kubernetes.
 
 use super::render::{Rendered, all, documents, list, text};
-use attache::discovery::kube::objects::{FromObject, InferenceModel, InferencePool, Meta, Object, Objective, Rewrite};
+use attache_discovery::kube::objects::{FromObject, InferenceModel, InferencePool, Meta, Object, Objective, Rewrite};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! split changes nothing, and no text exceeds its limit.
 #![no_main]
 
-use attache::protocol::{AnswerFormat, AnswerText, Api};
+use attache_protocol::{AnswerFormat, AnswerText, Api};
 use libfuzzer_sys::fuzz_target;
 
 const MAX_BYTES: usize = 256;

@@ -3,8 +3,8 @@
 //! object.
 #![no_main]
 
-use attache::disagg::{CONNECTORS, Leg, LegApi};
-use attache::protocol::edit::Edits;
+use attache_disagg::{CONNECTORS, Leg, LegApi};
+use attache_protocol::edit::Edits;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
 

@@ -3,25 +3,25 @@
 
 #![no_main]
 
-use attache::clock::{Clock, Timestamp};
-use attache::config::settings::ExchangeSettings;
-use attache::ext_proc::exchange::Actions;
-use attache::ext_proc::{Event, Exchange, Processor};
-use attache::ids::EndpointId;
-use attache::limits::Limits;
-use attache::picker::event::StreamOutcome;
-use attache::picker::prefix::{PoolPrefix, Tokenizer};
-use attache::picker::{ActiveConfig, Picker, PoolRuntime};
-use attache::pool::health::HealthPolicy;
-use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
-use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-use attache::prompt::characters::Characters;
-use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache::scheduling::{Choices, Pool, Scheduler};
-use attache::telemetry::Telemetry;
-use attache::telemetry::decisions::Decisions;
-use attache::telemetry::metrics::Metrics;
-use attache::telemetry::trace::Tracing;
+use attache_types::clock::{Clock, Timestamp};
+use attache_config::settings::ExchangeSettings;
+use attache_ext_proc::exchange::Actions;
+use attache_ext_proc::{Event, Exchange, Processor};
+use attache_types::ids::EndpointId;
+use attache_types::limits::Limits;
+use attache_picker::event::StreamOutcome;
+use attache_picker::prefix::{PoolPrefix, Tokenizer};
+use attache_picker::{ActiveConfig, Picker, PoolRuntime};
+use attache_pool::health::HealthPolicy;
+use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache_prompt::characters::Characters;
+use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::{Choices, Pool, Scheduler};
+use attache_telemetry::Telemetry;
+use attache_telemetry::decisions::Decisions;
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::trace::Tracing;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;

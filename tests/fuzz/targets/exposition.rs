@@ -2,10 +2,10 @@
 
 #![no_main]
 
-use attache::clock::Timestamp;
-use attache::pool::Engine;
-use attache::scrape::engines::EngineMap;
-use attache::scrape::exposition::{Families, Scan};
+use attache_types::clock::Timestamp;
+use attache_pool::Engine;
+use attache_scrape::engines::EngineMap;
+use attache_scrape::exposition::{Families, Scan};
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: &[&str] = &["up", "vllm:num_requests_waiting", "vllm:lora_requests_info"];

@@ -2,8 +2,8 @@
 //! again.
 #![no_main]
 
-use attache::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
-use attache::prefix::{HolderId, IndexConfig, KeySpace, Matches, PrefixIndex, StoredBlock};
+use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
+use attache_prefix::{HolderId, IndexConfig, KeySpace, Matches, PrefixIndex, StoredBlock};
 use libfuzzer_sys::fuzz_target;
 use std::time::Duration;
 

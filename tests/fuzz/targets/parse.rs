@@ -2,8 +2,8 @@
 //! The model is at its span and can be replaced there. A rejection does not repeat the client's text.
 #![no_main]
 
-use attache::limits::Limits;
-use attache::protocol::{Api, BodyFormat, parse, replace_form_model, replace_model};
+use attache_types::limits::Limits;
+use attache_protocol::{Api, BodyFormat, parse, replace_form_model, replace_model};
 use libfuzzer_sys::fuzz_target;
 
 /// No sequence of this many bytes of the body may appear in a message.

@@ -2,11 +2,11 @@
 //! them.
 #![no_main]
 
-use attache::limits::Limits;
-use attache::prefix::block_size::BlockSize;
-use attache::prefix::{BlockKeys, KeySpace};
-use attache::prompt::characters::Characters;
-use attache::protocol::{self, Api};
+use attache_types::limits::Limits;
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::{BlockKeys, KeySpace};
+use attache_prompt::characters::Characters;
+use attache_protocol::{Api};
 use libfuzzer_sys::fuzz_target;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 fuzz_target!(|data: &[u8]| {
     let [kind, step, body @ ..] = data else { return };
     let api = [Api::Completions, Api::ChatCompletions, Api::Messages, Api::Responses][usize::from(*kind) % 4];
-    let Ok(request) = protocol::parse(api, None, body, &Limits::default()) else { return };
+    let Ok(request) = attache_protocol::parse(api, None, body, &Limits::default()) else { return };
     let block_size = Arc::new(BlockSize::given(u32::from(*kind >> 2) + 1));
     let characters = Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) };
     let (mut eager, mut lazy) = (characters.keys(&request.prompt, 1), characters.keys(&request.prompt, 1));

@@ -2,8 +2,8 @@
 //! the scanner's results. A response without the model's name is unchanged.
 #![no_main]
 
-use attache::protocol::usage::Watch;
-use attache::protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner};
+use attache_protocol::usage::Watch;
+use attache_protocol::{AnswerFormat, Api, ModelRenamer, UsageScanner};
 use libfuzzer_sys::fuzz_target;
 
 fn rename<'c>(chunks: impl Iterator<Item = &'c [u8]>) -> Vec<u8> {

@@ -3,8 +3,8 @@
 //! an event.
 #![no_main]
 
-use attache::protocol::usage::Watch;
-use attache::protocol::{AnswerFormat, Api, Usage, UsageScanner};
+use attache_protocol::usage::Watch;
+use attache_protocol::{AnswerFormat, Api, Usage, UsageScanner};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 

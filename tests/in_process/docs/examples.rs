@@ -2,7 +2,7 @@
 
 use super::markdown::{Block, blocks, commands, page, pages, words};
 use attache::cli::Cli;
-use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache_config::{ConfigText, Overrides, Sources, Surroundings, load};
 use clap::Parser;
 use std::collections::BTreeSet;
 use std::process::Command;

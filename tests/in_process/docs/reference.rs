@@ -4,11 +4,11 @@
 //! These are kept when the others are rewritten, and a row without them fails the test.
 
 use super::markdown::{page, root, rows};
-use attache::config::diagnostic::{Code, Severity};
-use attache::disagg::CONNECTORS;
-use attache::error::{Fault, Reason};
-use attache::flow::registry::{self as flow, PolicyDescriptor};
 use attache::plugins::registry;
+use attache_config::diagnostic::{Code, Severity};
+use attache_disagg::CONNECTORS;
+use attache_flow::registry::{self as flow, PolicyDescriptor};
+use attache_types::error::{Fault, Reason};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -141,8 +141,8 @@ fn diagnostics_page_lists_the_codes_of_the_program() {
 #[test]
 fn live_checks_page_lists_the_checks_of_the_program() {
     const PAGE: &str = "docs/reference/live-checks.md";
-    let row = |check: &attache::live_check::Check| vec![code(check.id), check.about.to_owned(), check.why.to_owned()];
-    let rows: Vec<_> = attache::live_check::checks().map(row).collect();
+    let row = |check: &attache_live_check::Check| vec![code(check.id), check.about.to_owned(), check.why.to_owned()];
+    let rows: Vec<_> = attache_live_check::checks().map(row).collect();
     assert!(rows.len() > 40, "{}", rows.len());
     compare(PAGE, "checks", &table(PAGE, &["id", "what is checked", "why it matters"], 0, rows));
 }
@@ -185,7 +185,7 @@ fn command_line_pages_match_the_help() {
 fn page_about_top_has_the_keys_of_its_help() {
     const PAGE: &str = "docs/how-to/top.md";
     let row = |(keys, what): &(&str, &str)| vec![code(keys), (*what).to_owned()];
-    compare(PAGE, "keys", &table(PAGE, &["keys", "what they do"], 0, attache::top::KEYS.iter().map(row).collect()));
+    compare(PAGE, "keys", &table(PAGE, &["keys", "what they do"], 0, attache_top::KEYS.iter().map(row).collect()));
     let shown = page("tests/data/top/endpoints-80.txt");
     let frame: Vec<&str> = shown.lines().filter(|line| !line.is_empty()).collect();
     compare(PAGE, "frame", &format!("```text\n{}\n```", frame.join("\n")));

@@ -1,7 +1,7 @@
 //! Engines that report more than they hold: blocks and names of adapters without an end.
 
 use super::*;
-use attache::prefix::adapters::MAX_PER_SERVER;
+use attache_prefix::adapters::MAX_PER_SERVER;
 
 /// An endpoint with this port, whose engine is `publisher`.
 fn at(port: u16, publisher: &Publisher) -> EndpointSpec {

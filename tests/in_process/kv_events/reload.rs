@@ -1,9 +1,9 @@
 //! Configuration reloads of pools whose engines connect to one central socket.
 
 use super::*;
-use attache::config::{ConfigText, Settings, Sources, load};
-use attache::feeds::Feeds;
-use attache::health::Readiness;
+use attache_config::{ConfigText, Settings, Sources, load};
+use attache_feeds::Feeds;
+use attache_serving::health::Readiness;
 
 const POD: &str = "127.0.0.1:8000";
 

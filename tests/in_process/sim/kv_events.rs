@@ -1,16 +1,16 @@
 //! KV events over real ZMQ sockets: the stream, replay, gaps, restarts, and the resulting page table.
 
 use super::*;
-use attache::clock::Clock;
-use attache::ids::EndpointId;
-use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
-use attache::pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
-use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
-use attache::prefix::block_size::BlockSize;
-use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
-use attache::record::KvTape;
-use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
-use attache::sim::vllm_hash::HashAlgorithm;
+use attache_kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
+use attache_pool::ports::{PORT_LABEL, REPLAY_PORT_LABEL};
+use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::{IndexConfig, KeySpace, PrefixIndex};
+use attache_record::KvTape;
+use attache_sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
+use attache_sim::vllm_hash::HashAlgorithm;
+use attache_types::clock::Clock;
+use attache_types::ids::EndpointId;
 use rmpv::Value as Msg;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -338,9 +338,9 @@ async fn events_have_the_fields_and_hashes_of_vllm() {
             break stored;
         }
     };
-    let mut hasher = attache::sim::vllm_hash::Hasher::new(HashAlgorithm::Sha256, Default::default(), "0");
-    let lora = attache::sim::vllm_hash::Lora { name: "sql", path: "lora/sql" };
-    let extra = attache::sim::vllm_hash::ExtraKeys { lora: Some(lora), cache_salt: Some("tenant") };
+    let mut hasher = attache_sim::vllm_hash::Hasher::new(HashAlgorithm::Sha256, Default::default(), "0");
+    let lora = attache_sim::vllm_hash::Lora { name: "sql", path: "lora/sql" };
+    let extra = attache_sim::vllm_hash::ExtraKeys { lora: Some(lora), cache_salt: Some("tenant") };
     let first = hasher.block(None, &tokens(7, 16), &extra);
     let second = hasher.block(Some(&first), &tokens(7, 33)[16..32], &extra);
     let hashes = vec![Msg::from(first.event_hash()), Msg::from(second.event_hash())];

@@ -1,7 +1,7 @@
 //! Prefill and decode requests of the simulated servers, over real HTTP.
 
 use super::*;
-use attache::sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
+use attache_sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
 
 /// A prefill worker (0) and a decode worker (1).
 fn pair(pd: PdConfig) -> SimHandle {

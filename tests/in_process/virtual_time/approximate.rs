@@ -1,11 +1,11 @@
 //! Approximate prefix mode in virtual time: the picker's estimate of cached tokens compared with the engine's report.
 
 use super::play::{BLOCK, ENGINES, NUM_BLOCKS, OneByOne, Pool, SCRAPE, SEED, Sums, conversations, request, text};
-use attache::clock::Timestamp;
-use attache::replay::world::{FleetChange, TimedChange};
-use attache::report::served::Served;
-use attache::sim::content::mix;
-use attache::workload::synthetic;
+use attache_replay::world::{FleetChange, TimedChange};
+use attache_report::served::Served;
+use attache_sim::content::mix;
+use attache_types::clock::Timestamp;
+use attache_workload::synthetic;
 
 /// Twice the recorded speed: requests wait 2 to 3 s on average and none is preempted. At 2.5, the engines run out of
 /// blocks.

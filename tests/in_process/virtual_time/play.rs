@@ -5,22 +5,22 @@
 //! `kvcache-ai/Mooncake`, Apache-2.0). Each line is a request, and `hash_ids` name the prompt's 512-token blocks. An id
 //! implies all blocks before it.
 
-use attache::clock::{Clock, Timestamp};
-use attache::pool::Endpoint;
-use attache::pool::health::HealthPolicy;
-use attache::prefix::cache::{BlockUnit, CacheConfig};
-use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
-use attache::replay::front::{FrontConfig, simulated_prefix};
-use attache::replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
-use attache::report::Observer;
-use attache::report::served::{Ending, Sample, Served};
-use attache::scheduling::{Choices, Scheduler};
-use attache::sim::content::Piece;
-use attache::sim::engine::EngineConfig;
-use attache::sim::latency::{DEFAULT_STEP_BASE, DEFAULT_WEIGHT_READ, LatencyModel};
-use attache::workload::pace::{Limited, Scaled};
-use attache::workload::trace;
-use attache::workload::{PromptPart, Request, Speaker, TraceError, Workload};
+use attache_pool::Endpoint;
+use attache_pool::health::HealthPolicy;
+use attache_prefix::cache::{BlockUnit, CacheConfig};
+use attache_prefix::claims::DEFAULT_CLAIM_LIFE;
+use attache_replay::front::{FrontConfig, simulated_prefix};
+use attache_replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
+use attache_report::Observer;
+use attache_report::served::{Ending, Sample, Served};
+use attache_scheduling::{Choices, Scheduler};
+use attache_sim::content::Piece;
+use attache_sim::engine::EngineConfig;
+use attache_sim::latency::{DEFAULT_STEP_BASE, DEFAULT_WEIGHT_READ, LatencyModel};
+use attache_types::clock::{Clock, Timestamp};
+use attache_workload::pace::{Limited, Scaled};
+use attache_workload::trace;
+use attache_workload::{PromptPart, Request, Speaker, TraceError, Workload};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! 100 ms old. Runs are deterministic, so the bounds only allow for later changes.
 
 use super::play::{ENGINES, Open, Played, Pool, SCRAPE, conversations, request, text};
-use attache::clock::Timestamp;
-use attache::report::served::{Ending, Served};
+use attache_report::served::{Ending, Served};
+use attache_types::clock::Timestamp;
 use std::collections::BTreeMap;
 
 /// Requests of the trace in a run: enough to fill caches and learn speeds.

@@ -12,7 +12,7 @@ fn commas_split_where_they_are_not_inside() {
 
 #[test]
 fn compared_policies_take_labels_and_parameters_in_json_or_yaml() {
-    let overrides = crate::config::Overrides { endpoints: vec!["127.0.0.1:1".to_owned()], ..Default::default() };
+    let overrides = attache_config::Overrides { endpoints: vec!["127.0.0.1:1".to_owned()], ..Default::default() };
     let settings = crate::cli::source::ReloadSource::new(None, None, overrides).read().settings.unwrap();
     let base = &settings.pools[0];
     let read = |path: &Path| -> anyhow::Result<PoolSettings> { bail!("file {}", path.display()) };
@@ -117,7 +117,7 @@ fn deciders_multiply_policies_and_give_them_names() {
 }
 
 fn pool() -> PoolSettings {
-    let overrides = crate::config::Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Default::default() };
+    let overrides = attache_config::Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Default::default() };
     let settings = crate::cli::source::ReloadSource::new(None, None, overrides).read().settings;
     settings.unwrap().pools.remove(0)
 }

@@ -1,9 +1,9 @@
 //! Configurations that are loaded with AIBrix's environment variables.
 
 use crate::support::process::scratch;
-use attache::config::aibrix_env::AibrixEnv;
-use attache::config::reference_env::ReferenceEnv;
-use attache::config::{ConfigText, Diagnostic, Overrides, Settings, Sources, load};
+use attache_config::aibrix_env::AibrixEnv;
+use attache_config::reference_env::ReferenceEnv;
+use attache_config::{ConfigText, Diagnostic, Overrides, Settings, Sources, load};
 use serde_json::Value;
 use std::process::Command;
 

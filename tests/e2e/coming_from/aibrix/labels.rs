@@ -2,12 +2,12 @@
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::rows;
-use attache::config::settings::{KubernetesSource, PodsOf};
-use attache::discovery::kube::objects::{Meta, Object};
-use attache::discovery::kube::state::Members;
-use attache::discovery::kube::table::ObjectChange;
-use attache::ids::EndpointId;
-use attache::pool::{Endpoint, EndpointSpec, Engine, MetricsSource};
+use attache_config::settings::{KubernetesSource, PodsOf};
+use attache_discovery::kube::objects::{Meta, Object};
+use attache_discovery::kube::state::Members;
+use attache_discovery::kube::table::ObjectChange;
+use attache_pool::{Endpoint, EndpointSpec, Engine, MetricsSource};
+use attache_types::ids::EndpointId;
 use serde_json::{Value, json};
 
 /// The endpoints of a pod with these labels and annotations. `ready` is the status of its `Ready` condition.

@@ -1,15 +1,15 @@
 //! Settings from AIBrix's environment variables, and decisions of a strategy, without starting a picker.
 
-use attache::clock::Timestamp;
-use attache::config::aibrix_env::AibrixEnv;
-use attache::config::settings::Settings;
-use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
-use attache::ids::EndpointId;
 use attache::plugins::registry;
-use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::protocol::Prompt;
-use attache::rng::for_request;
-use attache::scheduling::{Candidate, PickContext, Ranking, RequestFacts};
+use attache_config::aibrix_env::AibrixEnv;
+use attache_config::settings::Settings;
+use attache_config::{ConfigText, Overrides, Sources, Surroundings, load};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_protocol::Prompt;
+use attache_scheduling::{Candidate, PickContext, Ranking, RequestFacts};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) fn settings(more: &str, variables: &[(&str, &str)]) -> Result<(Settin
     let set = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let overrides = Overrides { aibrix: AibrixEnv::of(set), ..Overrides::default() };
     let text = Some(ConfigText { name: "attache.yaml".into(), bytes: text.into_bytes() });
-    let said = |d: attache::config::diagnostic::Diagnostic| format!("{} {}: {}", d.code.as_str(), d.path, d.message);
+    let said = |d: attache_config::diagnostic::Diagnostic| format!("{} {}: {}", d.code.as_str(), d.path, d.message);
     match load(&Sources { registry: registry(), text, overrides, surroundings: Surroundings::default() }) {
         Ok((settings, warnings)) => Ok((settings, warnings.into_iter().map(said).collect())),
         Err(errors) => Err(errors.into_iter().map(said).collect()),

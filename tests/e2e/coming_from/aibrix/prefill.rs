@@ -10,9 +10,9 @@ use crate::support::attache::AttacheProcess;
 use crate::support::client::{self, Reply};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::sim::SimProcess;
-use attache::disagg::policy::Mode;
-use attache::pool::ports::BOOTSTRAP_PORT_LABEL;
-use attache::pool::{Endpoint, EndpointSpec, Roles};
+use attache_disagg::policy::Mode;
+use attache_pool::ports::BOOTSTRAP_PORT_LABEL;
+use attache_pool::{Endpoint, EndpointSpec, Roles};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ fn connector(variables: Variables<'_>, labels: &[(&str, &str)]) -> &'static str 
     };
     let mut spec = EndpointSpec::at("10.0.0.1:8000".parse().expect("an address"));
     spec.labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
-    direct.connector_of(Some(&Endpoint::new(attache::ids::EndpointId(0), spec))).name()
+    direct.connector_of(Some(&Endpoint::new(attache_types::ids::EndpointId(0), spec))).name()
 }
 
 rows! { ROWS;
@@ -186,9 +186,9 @@ rows! { ROWS;
             panic!("no mode")
         };
         let mut spec = EndpointSpec::at("10.0.0.1:8000".parse().expect("an address"));
-        assert_eq!(direct.bootstrap_port_of(&Endpoint::new(attache::ids::EndpointId(0), spec.clone())), 8998);
+        assert_eq!(direct.bootstrap_port_of(&Endpoint::new(attache_types::ids::EndpointId(0), spec.clone())), 8998);
         spec.labels.insert(BOOTSTRAP_PORT_LABEL.into(), "9100".into());
-        assert_eq!(direct.bootstrap_port_of(&Endpoint::new(attache::ids::EndpointId(0), spec)), 9100);
+        assert_eq!(direct.bootstrap_port_of(&Endpoint::new(attache_types::ids::EndpointId(0), spec)), 9100);
         assert_eq!(BOOTSTRAP_PORT_LABEL, "model.aibrix.ai/sglang-bootstrap-port");
     }
     roles_of_labels: "labels `role-name: prefill`, `role-name: decode`",

@@ -5,7 +5,7 @@ use crate::coming_from::Here::{Differs, Same, Warns};
 use crate::coming_from::rows;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
-use attache::config::aibrix_env::AibrixEnv;
+use attache_config::aibrix_env::AibrixEnv;
 use serde_json::json;
 
 /// All variables of AIBrix's gateway manifest with their values. Those of the pod's own fields have examples.
@@ -145,9 +145,9 @@ rows! { ROWS;
                 (256 MiB) holds, about 8 million",
             exact: "`AIBRIX_PREFIX_CACHE_BLOCK_NUMBER=200000`",
         } => {
-        use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-        use attache::prefix::index::TenantId;
-        use attache::prefix::key::BlockKey;
+        use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+        use attache_prefix::index::TenantId;
+        use attache_prefix::key::BlockKey;
         let (settings, _) = read(PLAIN, &[("AIBRIX_PREFIX_CACHE_BLOCK_NUMBER", "20")]).expect("good");
         let config = CacheConfig {
             claim_every_block: false,
@@ -162,7 +162,7 @@ rows! { ROWS;
         for prompt in 0..5u64 {
             let keys: Vec<BlockKey> =
                 (0..8).map(|block| BlockKey((prompt << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
-            cache.index().record(holder, &keys, TenantId(0), attache::clock::Timestamp(prompt));
+            cache.index().record(holder, &keys, TenantId(0), attache_types::clock::Timestamp(prompt));
         }
         assert_eq!(cache.index().stats().blocks, 16, "two prompts of eight blocks");
     }

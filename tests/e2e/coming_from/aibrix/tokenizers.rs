@@ -9,11 +9,11 @@ use crate::support::client;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::sim::SimProcess;
-use attache::clock::Clock;
-use attache::pool::SnapshotStore;
-use attache::prompt::remote::TokenCall;
-use attache::protocol::Api;
-use attache::tokenize::{RemotePool, RemoteSettings};
+use attache_pool::SnapshotStore;
+use attache_prompt::remote::TokenCall;
+use attache_protocol::Api;
+use attache_tokenize::{RemotePool, RemoteSettings};
+use attache_types::clock::Clock;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ rows! { ROWS;
         let exact = [TIKTOKEN, ("ROUTING_ALGORITHM", "prefix-cache"), ("ATTACHE_AIBRIX_COMPAT", "true")];
         let encoding = |variables| value(PLAIN, variables, "/prefixCache/tokenizer/encoding");
         assert_eq!((encoding(&[TIKTOKEN]), encoding(&exact)), (json!(null), json!("cl100k_base")));
-        use attache::prompt::tiktoken::Encoding;
+        use attache_prompt::tiktoken::Encoding;
         assert_eq!(Encoding::of_model("qwen3-8b"), Encoding::O200kBase);
     }
     enable_remote: "`AIBRIX_USE_REMOTE_TOKENIZER`, `AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER` (`EnableVLLMRemote`)",

@@ -1,13 +1,13 @@
 //! A strategy with requests in flight that the test sets, without a picker.
 
-use attache::clock::Timestamp;
-use attache::ids::EndpointId;
-use attache::limits::Limits;
-use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::protocol::{self, Api};
-use attache::rng::for_request;
-use attache::scheduling::digest::Digest;
-use attache::scheduling::{Candidate, ModelPolicy, PickContext, Ranking, Strategy};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_protocol::Api;
+use attache_scheduling::digest::Digest;
+use attache_scheduling::{Candidate, ModelPolicy, PickContext, Ranking, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::limits::Limits;
+use attache_types::rng::for_request;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Fleet {
         let path = if body.get("messages").is_some() { "/v1/chat/completions" } else { "/v1/completions" };
         let bytes = body.to_string().into_bytes();
         let limits = Limits::default();
-        let request = protocol::parse(Api::from_path(path).0, None, &bytes, &limits).expect("a request");
+        let request = attache_protocol::parse(Api::from_path(path).0, None, &bytes, &limits).expect("a request");
         let mut cx = PickContext::new(&pool, now, STALE_AFTER);
         cx.request.model = body["model"].as_str().unwrap_or_default();
         cx.request.prompt = Some(&request.prompt);

@@ -4,9 +4,9 @@ use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::localai::fleet::{Fleet, chat, completion};
 use crate::coming_from::localai::running::Pool;
 use crate::coming_from::rows;
-use attache::ids::EndpointId;
-use attache::pool::writer::SourceId;
-use attache::pool::{EndpointSpec, PoolEvent, PoolWriter};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, PoolEvent, PoolWriter};
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
 rows! { ROWS;

@@ -10,9 +10,9 @@ use crate::support::body::Payload;
 use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::sim::SimProcess;
-use attache::config::settings::TenantSource;
-use attache::limits::Limits;
-use attache::pool::{Counter, EndpointMetrics, Histogram, Means, Rates};
+use attache_config::settings::TenantSource;
+use attache_pool::{Counter, EndpointMetrics, Histogram, Means, Rates};
+use attache_types::limits::Limits;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderValue;
@@ -83,12 +83,12 @@ async fn hold(pool: &Pool, at: usize, prompt: &str, count: usize) -> Vec<Pending
 }
 
 /// The block keys of a chat under AIBrix's settings.
-fn keys(body: &[u8]) -> Vec<attache::prefix::key::BlockKey> {
-    use attache::prefix::key::{BlockKeys, KeySpace};
-    use attache::prompt::characters::Characters;
-    let request = attache::protocol::parse(attache::protocol::Api::ChatCompletions, None, body, &Limits::default());
+fn keys(body: &[u8]) -> Vec<attache_prefix::key::BlockKey> {
+    use attache_prefix::key::{BlockKeys, KeySpace};
+    use attache_prompt::characters::Characters;
+    let request = attache_protocol::parse(attache_protocol::Api::ChatCompletions, None, body, &Limits::default());
     let characters = Characters {
-        block_size: std::sync::Arc::new(attache::prefix::block_size::BlockSize::given(32)),
+        block_size: std::sync::Arc::new(attache_prefix::block_size::BlockSize::given(32)),
         ..Characters::new(KeySpace::new(0))
     };
     characters.keys(&request.expect("a request").prompt, 0).upto(usize::MAX).to_vec()
@@ -97,8 +97,8 @@ fn keys(body: &[u8]) -> Vec<attache::prefix::key::BlockKey> {
 /// The work that `prefix-cache-preble` with `compat` counts for one request with this prompt, seconds.
 fn preble_work(prompt: &str) -> f64 {
     let body = json!({"model": "m", "prompt": prompt}).to_string();
-    let api = attache::protocol::Api::Completions;
-    let request = attache::protocol::parse(api, None, body.as_bytes(), &Limits::default()).expect("a request");
+    let api = attache_protocol::Api::Completions;
+    let request = attache_protocol::parse(api, None, body.as_bytes(), &Limits::default()).expect("a request");
     work("prefix-cache-preble", &json!({"compat": true}), &request.prompt)
 }
 

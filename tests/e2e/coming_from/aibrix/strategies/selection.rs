@@ -5,7 +5,7 @@ use crate::coming_from::aibrix::MANIFEST;
 use crate::coming_from::aibrix::ask::{Pool, refused, started};
 use crate::coming_from::aibrix::library::{settings, strategy, winners};
 use crate::coming_from::rows;
-use attache::pool::EndpointMetrics;
+use attache_pool::EndpointMetrics;
 use serde_json::{Value, json};
 
 /// Whether `session-affinity` routes a request with these headers: it returns a session id to the client.
@@ -143,7 +143,7 @@ rows! { ROWS;
         }
     exclusive_parts: "`pd`, `slo` and kin in a sum", "the first of them decides alone",
         Same => {
-            use attache::scheduling::weighted::parse;
+            use attache_scheduling::weighted::parse;
             let sums = [("least-request:2,pd:1,throughput:3", "pd"), ("slo-least-load,least-latency:2", "slo-least-load")];
             for (sum, alone) in sums {
                 assert_eq!(parse(sum).expect("a sum").as_slice(), [(alone, 1)], "aibrix 10.9");
