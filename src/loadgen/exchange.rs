@@ -107,7 +107,7 @@ pub(super) async fn exchange(
         at: request.at,
         endpoint: None,
         prompt_tokens: told(usage.prompt_tokens).unwrap_or_else(|| request.prompt_tokens()),
-        foretold_tokens: 0,
+        expected_cached_tokens: 0,
         cached_tokens: told(usage.cached_tokens).unwrap_or(0),
         generated_tokens: told(usage.completion_tokens).unwrap_or(seen.events.spoken),
         first_token: seen.first_token.map(|first| first.since(request.at)),

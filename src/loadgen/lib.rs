@@ -29,7 +29,7 @@
 //! none. Token counts are those of the server (`usage`), else those of the workload's prompt and one token per event.
 //! Cached tokens are the server's `prompt_tokens_details.cached_tokens`; vLLM reports them only with
 //! `--enable-prompt-tokens-details`. The picker's predictions and the engine's preemptions are not visible to a client:
-//! `foretold_tokens` and `preemptions` are 0.
+//! `expected_cached_tokens` and `preemptions` are 0.
 //!
 //! # What is sent beside the body
 //!

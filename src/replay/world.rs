@@ -353,7 +353,7 @@ impl<'w> World<'w> {
             at: request.at,
             endpoint: u32::try_from(server).ok(),
             prompt_tokens: report.prompt_tokens,
-            foretold_tokens: sent.foretold,
+            expected_cached_tokens: sent.foretold,
             cached_tokens: match origin {
                 PromptOrigin::Server { cached_tokens, .. } => cached_tokens,
                 PromptOrigin::Own | PromptOrigin::FellBack => report.cached_tokens,
@@ -445,7 +445,7 @@ impl<'w> World<'w> {
             at: request.at,
             endpoint,
             prompt_tokens: request.prompt_tokens(),
-            foretold_tokens: 0,
+            expected_cached_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 0,
             first_token: None,

@@ -1,6 +1,6 @@
 //! Whether a pool's objective was met, as figures and as columns. Called by [`super::json`] and [`super::table`]; pure.
 
-use crate::tally::aim::Aim;
+use crate::tally::objective_counts::ObjectiveCounts;
 use serde::{Deserialize, Serialize};
 
 /// A pool's objective, and how its requests fared.
@@ -39,21 +39,21 @@ pub struct SloFigures {
 impl ObjectiveFigures {
     /// The figures of one run.
     #[must_use]
-    pub fn of(aim: &Aim) -> Self {
-        let objective = aim.objective();
+    pub fn of(counts: &ObjectiveCounts) -> Self {
+        let objective = counts.objective();
         let slo = objective.slo.map(|slo| SloFigures {
             ttft_seconds: slo.ttft.map(|time| time.as_secs_f64()),
             tpot_seconds: slo.tpot.map(|time| time.as_secs_f64()),
             share: slo.share,
-            ttft_met: aim.first_met(),
-            tpot_met: aim.further_met(),
-            share_met: aim.share_met(),
-            met: aim.is_met(),
+            ttft_met: counts.first_met(),
+            tpot_met: counts.further_met(),
+            share_met: counts.share_met(),
+            met: counts.is_met(),
         });
         Self {
             ttft_weight: objective.ttft,
             tpot_weight: objective.tpot,
-            weighted_mean_seconds: aim.weighted_mean(),
+            weighted_mean_seconds: counts.weighted_mean(),
             slo,
         }
     }

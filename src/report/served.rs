@@ -34,7 +34,7 @@ pub struct Served {
     /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens that the picker expected to be cached on the server that computed them.
-    pub foretold_tokens: u32,
+    pub expected_cached_tokens: u32,
     /// Prompt tokens that were cached on that server.
     pub cached_tokens: u32,
     /// Tokens that the server generated.
@@ -113,7 +113,7 @@ pub struct Queued<'a> {
     /// Time spent in the queue.
     pub waited: Duration,
     /// Why the request left the queue.
-    pub fate: QueueOutcome,
+    pub outcome: QueueOutcome,
 }
 
 /// The load of one server at one moment.

@@ -1,21 +1,21 @@
-//! What became of all requests of one run, in memory that does not grow with their number.
+//! Outcomes of all requests of one run, in memory that does not grow with their number.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`aim`] | whether requests met the objective of their pool |
+//! | [`objective_counts`] | requests that met the objective of their pool |
 //! | [`latency`] | the distribution of one duration |
 //! | [`batches`] | means of consecutive requests, by which two runs are compared |
-//! | [`programs`] | times of agents' programs, and their requests by what they had waited for |
+//! | [`programs`] | times of agents' programs, and their requests by what their agent had waited for |
 //! | [`timeline`] | load and hit rate over time |
-//! | [`spread`] | how evenly work lay on the endpoints |
-//! | [`queueing`] | how long requests waited for their turn, and who was turned away |
+//! | [`spread`] | how evenly load is spread over the endpoints |
+//! | [`queueing`] | time in queues, and requests that queues rejected |
 //!
-//! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual
+//! Written by `replay` and `loadgen`, one [`Served`] for each request and one [`Sample`] for each server about once a virtual
 //! second; read by [`crate`]. Pure.
 
-pub mod aim;
 pub mod batches;
 pub mod latency;
+pub mod objective_counts;
 pub mod programs;
 pub mod queueing;
 pub mod spread;
@@ -25,24 +25,24 @@ pub mod timeline;
 mod tests;
 
 use crate::served::{Ending, Queued, Sample, Served};
-use aim::Aim;
 use attache_pool::Roles;
 use attache_scheduling::Objective;
 use attache_types::clock::Timestamp;
 use batches::{Batches, RequestTimes};
 use latency::Latency;
+use objective_counts::ObjectiveCounts;
 use programs::Programs;
 use queueing::Queueing;
 use spread::LoadSpread;
 use std::time::Duration;
 use timeline::Timeline;
 
-/// What a request must keep to be counted as good. A target that is absent is always kept.
+/// The targets that a request must meet to count for goodput. An absent target is always met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// The longest time to the first token.
+    /// Maximum time to first token (TTFT).
     pub first_token: Option<Duration>,
-    /// The longest time per output token.
+    /// Maximum time per output token (TPOT).
     pub per_token: Option<Duration>,
 }
 
@@ -51,59 +51,59 @@ impl Targets {
         self.first_token.is_some() || self.per_token.is_some()
     }
 
-    /// An answer that is too short for a time per output token keeps any target for it.
-    fn kept_by(self, served: &Served) -> bool {
+    /// A response that is too short for a time per output token meets any target for it.
+    fn met_by(self, served: &Served) -> bool {
         served.ending == Ending::Answered
             && self.first_token.is_none_or(|most| served.first_token.is_some_and(|time| time <= most))
             && self.per_token.is_none_or(|most| served.per_token().is_none_or(|time| time <= most))
     }
 }
 
-/// Tokens of all requests that a server took.
+/// Tokens of all requests that a server accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
     /// Prompt tokens of all requests.
     pub prompt: u64,
-    /// Of those, what the picker thought the server holds.
-    pub foretold: u64,
-    /// Of those, what the server held.
+    /// Prompt tokens that the picker expected to be cached.
+    pub expected_cached: u64,
+    /// Prompt tokens that were cached.
     pub cached: u64,
     /// Generated tokens of all responses.
     pub generated: u64,
 }
 
-/// What one endpoint was given.
+/// Requests and tokens of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
     /// Requests that this endpoint served.
     pub requests: u64,
-    /// Tokens of the prompts that it computed, also of those that another server decoded.
+    /// Tokens of the prompts that it prefilled, also of those that another server decoded.
     pub prompt_tokens: u64,
-    /// Of those, what the endpoint held.
+    /// Prompt tokens of these that were cached.
     pub cached_tokens: u64,
-    /// Prompts that it computed for others.
+    /// Prompts that it prefilled for decode workers.
     pub prefills: u64,
-    /// Times that it was looked at.
+    /// Number of samples.
     pub samples: u64,
-    /// Those of them at which it had something to do.
+    /// Samples in which a request was running.
     pub busy: u64,
 }
 
-/// Requests that two servers shared.
+/// Requests that were split over a prefill and a decode worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SplitCounts {
     /// Requests whose prefill and decode ran on different servers.
     pub requests: u64,
-    /// How many more there should have been, had not every prefill server failed.
+    /// Requests that were to be split, and were served whole because the prefill failed.
     pub fell_back: u64,
     /// Tokens whose KV blocks were transferred.
     pub received_tokens: u64,
-    /// How long that took, over all of them.
+    /// Total duration of the transfers.
     pub transfer: Duration,
 }
 
 impl EndpointCounts {
-    /// Prompt tokens that the endpoint had to compute.
+    /// Prompt tokens that the endpoint computed.
     #[must_use]
     pub fn work(&self) -> u64 {
         self.prompt_tokens.saturating_sub(self.cached_tokens)
@@ -117,7 +117,7 @@ pub struct EndingCounts {
     pub answered: u64,
     /// Requests that the picker or a server rejected.
     pub refused: u64,
-    /// Their servers died, or their connections broke.
+    /// Requests whose server died, or whose connection broke.
     pub lost: u64,
 }
 
@@ -128,24 +128,24 @@ impl EndingCounts {
         self.answered + self.refused + self.lost
     }
 
-    /// Those without a whole answer.
+    /// Requests without a whole response.
     #[must_use]
     pub fn unanswered(&self) -> u64 {
         self.refused + self.lost
     }
 }
 
-/// What became of all requests of one run.
+/// Outcomes of all requests of one run.
 ///
 /// The time to the first token is counted for each request that got one, also when its server died later; the
-/// times between tokens and the total only for answers that came whole. A policy that rejects much can so have a
+/// times between tokens and the total only for whole responses. A policy that rejects many requests can therefore have a
 /// short time to first token. Therefore [`crate::compare`] does not call it better, and goodput counts what was
 /// rejected or lost as missed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     targets: Targets,
     good: u64,
-    aim: Option<Aim>,
+    objective: Option<ObjectiveCounts>,
     endings: EndingCounts,
     first_token: Latency,
     per_token: Latency,
@@ -165,13 +165,13 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Of no requests yet, for `endpoints` servers. A server with a higher position is added when it is first heard of.
+    /// An empty tally for `endpoints` servers. A server with a higher position is added with its first request.
     #[must_use]
     pub fn new(endpoints: usize) -> Self {
         Self {
             targets: Targets::default(),
             good: 0,
-            aim: None,
+            objective: None,
             endings: EndingCounts::default(),
             first_token: Latency::default(),
             per_token: Latency::default(),
@@ -191,22 +191,21 @@ impl Tally {
         }
     }
 
-    /// The same, which also counts the requests that keep `targets`. To be called before the first request is added.
+    /// Counts also the requests that meet `targets`. Call it before the first request is added.
     #[must_use]
     pub fn with_targets(mut self, targets: Targets) -> Self {
         self.targets = targets;
         self
     }
 
-    /// The same, which also counts the requests that meet the pool's objective, where it has one. To be called before
-    /// the first request is added.
+    /// Counts also the requests that meet the pool's objective, if it has one. Call it before the first request is added.
     #[must_use]
-    pub fn aiming_at(mut self, objective: Option<Objective>) -> Self {
-        self.aim = objective.map(Aim::at);
+    pub fn with_objective(mut self, objective: Option<Objective>) -> Self {
+        self.objective = objective.map(ObjectiveCounts::new);
         self
     }
 
-    /// The same, of servers that are there for these, by their positions in the fleet.
+    /// Sets the roles of the servers, by their positions in the fleet.
     #[must_use]
     pub fn with_roles(mut self, roles: Vec<Roles>) -> Self {
         self.roles = roles;
@@ -238,8 +237,8 @@ impl Tally {
         if let Some(time) = times.total {
             self.total.add(time);
         }
-        self.aim.iter_mut().for_each(|aim| aim.add(served));
-        self.good += u64::from(self.targets.kept_by(served));
+        self.objective.iter_mut().for_each(|counts| counts.add(served));
+        self.good += u64::from(self.targets.met_by(served));
         self.batches.add(served.pair, times);
         if let Some(turn) = served.turn {
             self.programs.get_or_insert_default().add(served, turn);
@@ -255,12 +254,12 @@ impl Tally {
         }
     }
 
-    /// Counts one request that has asked for its turn.
+    /// Counts one request of a pool with flow control.
     pub fn queued(&mut self, queued: &Queued<'_>) {
         self.queueing.get_or_insert_default().add(queued);
     }
 
-    /// How requests waited for their turn; `None` where there are no queues.
+    /// Requests in queues; `None` in pools without flow control.
     #[must_use]
     pub fn queueing(&self) -> Option<&Queueing> {
         self.queueing.as_ref()
@@ -274,7 +273,7 @@ impl Tally {
 
     fn count_tokens(&mut self, served: &Served) {
         self.tokens.prompt += u64::from(served.prompt_tokens);
-        self.tokens.foretold += u64::from(served.foretold_tokens);
+        self.tokens.expected_cached += u64::from(served.expected_cached_tokens);
         self.tokens.cached += u64::from(served.cached_tokens);
         self.tokens.generated += u64::from(served.generated_tokens);
     }
@@ -282,7 +281,7 @@ impl Tally {
     fn add_tokens(&mut self, endpoint: usize, served: &Served) {
         self.count_tokens(served);
         self.split.fell_back += u64::from(served.fell_back);
-        // What was held and what was not is a matter of who computed the prompt.
+        // Cached tokens are those of the server that prefilled the prompt.
         let computed = match served.handover {
             None => endpoint,
             Some(handover) => {
@@ -303,12 +302,12 @@ impl Tally {
         if self.endpoints.len() <= endpoint {
             self.endpoints.resize(endpoint + 1, EndpointCounts::default());
         }
-        #[expect(clippy::indexing_slicing, reason = "it was made long enough")]
+        #[expect(clippy::indexing_slicing, reason = "it was resized above")]
         &mut self.endpoints[endpoint]
     }
 
-    /// Notes the state of all servers, by their positions in the fleet. To be called in the order
-    /// of time, at equal distances.
+    /// Records a sample of all servers, by their positions in the fleet. Call it in the order of time, at equal
+    /// intervals.
     pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
         for (i, sample) in samples.iter().enumerate() {
             let counts = self.counts(i);
@@ -330,63 +329,63 @@ impl Tally {
         share(self.endings.unanswered(), self.endings.total())
     }
 
-    /// From a request's coming to its first token (TTFT).
+    /// From arrival to the first token (TTFT).
     #[must_use]
     pub fn first_token(&self) -> &Latency {
         &self.first_token
     }
 
-    /// Per output token (TPOT): one figure for each answer of at least
+    /// Per output token (TPOT): one figure for each response of at least
     /// [`MIN_TPOT_TOKENS`](super::served::MIN_TPOT_TOKENS) tokens.
     #[must_use]
     pub fn per_token(&self) -> &Latency {
         &self.per_token
     }
 
-    /// Between two tokens (ITL): one figure for each gap, so that long answers count more. The gaps of one answer count
-    /// as their mean: the mean is exact, and percentiles are of answers by their gaps.
+    /// Between two tokens (ITL): one figure for each gap, so that long responses count more. The gaps of one response
+    /// count as their mean: the mean is exact, and percentiles are of responses by their gaps.
     #[must_use]
     pub fn inter_token(&self) -> &Latency {
         &self.inter_token
     }
 
-    /// From a request's coming to the end of its answer.
+    /// From arrival to the end of the response.
     #[must_use]
     pub fn total(&self) -> &Latency {
         &self.total
     }
 
-    /// Tokens of all requests that a server took.
+    /// Tokens of all requests that a server accepted.
     #[must_use]
     pub fn tokens(&self) -> TokenCounts {
         self.tokens
     }
 
-    /// Part of the prompt tokens that servers held, 0..=1; `None` when no server took a request.
+    /// Share of the prompt tokens that were cached, 0..=1; `None` if no server accepted a request.
     #[must_use]
     pub fn hit_rate(&self) -> Option<f64> {
         share(self.tokens.cached, self.tokens.prompt)
     }
 
-    /// Times that servers started requests over.
+    /// Number of preemptions.
     #[must_use]
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
-    /// What each endpoint was given, by its position in the fleet.
+    /// Requests and tokens of each endpoint, by its position in the fleet.
     #[must_use]
     pub fn endpoints(&self) -> &[EndpointCounts] {
         &self.endpoints
     }
 
-    /// Requests that two servers shared.
+    /// Requests that were split.
     #[must_use]
     pub fn split(&self) -> SplitCounts {
         self.split
     }
 
-    /// What each endpoint is there for, by its position in the fleet; may be shorter than that.
+    /// Roles of each endpoint, by its position in the fleet; may be shorter than the fleet.
     #[must_use]
     pub fn roles(&self) -> &[Roles] {
         &self.roles
@@ -398,8 +397,7 @@ impl Tally {
         self.roles.iter().any(|roles| roles.has(Roles::PREFILL))
     }
 
-    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean;
-    /// `None` when there are none.
+    /// Mean share of the time in which servers of one [`Roles::kind`] were busy, 0..=1; `None` if there are none.
     #[must_use]
     pub fn busy(&self, kind: usize) -> Option<f64> {
         let of_kind = || {
@@ -409,7 +407,7 @@ impl Tally {
         share(sum(|counts| counts.busy), sum(|counts| counts.samples))
     }
 
-    /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.
+    /// How evenly computed prompt tokens were spread over the endpoints; `None` if there were none.
     #[must_use]
     pub fn spread(&self) -> Option<LoadSpread> {
         let computes = |i: usize| self.roles.get(i).is_none_or(|roles| *roles != Roles::ENCODE);
@@ -417,31 +415,31 @@ impl Tally {
         LoadSpread::of(computing.map(|(_, counts)| counts.work()))
     }
 
-    /// Part of all requests that kept the targets, 0..=1; `None` without targets or requests.
+    /// Share of all requests that met the targets, 0..=1; `None` without targets or requests.
     #[must_use]
     pub fn goodput(&self) -> Option<f64> {
         share(self.good, self.endings.total()).filter(|_| self.targets.given())
     }
 
-    /// How requests fared by the pool's objective; `None` where it has none.
+    /// Requests that met the pool's objective; `None` if it has none.
     #[must_use]
-    pub fn aim(&self) -> Option<&Aim> {
-        self.aim.as_ref()
+    pub fn objective(&self) -> Option<&ObjectiveCounts> {
+        self.objective.as_ref()
     }
 
-    /// From the first request's coming to the last one's end, in virtual time.
+    /// From the first arrival to the last end.
     #[must_use]
     pub fn duration(&self) -> Duration {
         self.first_arrival.map_or(Duration::ZERO, |first| self.last_end.since(first))
     }
 
-    /// Answers per second of [`Tally::duration`]; `None` when it is zero.
+    /// Whole responses per second of [`Tally::duration`]; `None` if it is zero.
     #[must_use]
     pub fn throughput(&self) -> Option<f64> {
         self.per_second(self.endings.answered)
     }
 
-    /// Tokens of answers per second of [`Tally::duration`]; `None` when it is zero.
+    /// Generated tokens per second of [`Tally::duration`]; `None` if it is zero.
     #[must_use]
     pub fn output_rate(&self) -> Option<f64> {
         self.per_second(self.tokens.generated)
@@ -465,7 +463,7 @@ impl Tally {
     }
 }
 
-/// `part` of `whole`; `None` when the whole is nothing.
+/// `part` by `whole`; `None` if `whole` is 0.
 pub(crate) fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }

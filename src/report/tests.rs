@@ -25,7 +25,7 @@ fn run(policy: &str, speed: &str, requests: u64) -> RunResult {
             at: Timestamp(number * 250_000_000),
             endpoint: Some(u32::from(number % 3 == 0)),
             prompt_tokens: 1_000,
-            foretold_tokens: 400,
+            expected_cached_tokens: 400,
             cached_tokens: if random { 100 } else { 300 },
             generated_tokens: 101,
             first_token: Some(first_token),
@@ -385,13 +385,13 @@ mod axes {
 #[test]
 fn waits_and_refusals_are_told_by_flow() {
     let mut report = report();
-    let queued = |number: u64, tenant, waited, fate| Queued {
+    let queued = |number: u64, tenant, waited, outcome| Queued {
         number,
         at: Timestamp(number),
         priority: if tenant == Some("shop") { 5 } else { 0 },
         tenant,
         waited: Duration::from_secs(waited),
-        fate,
+        outcome,
     };
     let turns = [
         queued(0, Some("shop"), 1, QueueOutcome::Passed),
@@ -435,7 +435,7 @@ fn a_policy_that_rejects_to_be_fast_is_neither_better_nor_lowest() {
             at: Timestamp(0),
             endpoint: None,
             prompt_tokens: 10,
-            foretold_tokens: 0,
+            expected_cached_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 0,
             first_token: None,

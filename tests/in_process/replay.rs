@@ -47,7 +47,7 @@ struct Turn {
     number: u64,
     at: Timestamp,
     waited: Duration,
-    fate: QueueOutcome,
+    outcome: QueueOutcome,
     tenant: Option<String>,
 }
 
@@ -72,8 +72,8 @@ impl Observer for Seen {
     }
 
     fn queued(&mut self, queued: &Queued<'_>) {
-        let Queued { number, at, waited, fate, tenant, .. } = *queued;
-        self.turns.push(Turn { number, at, waited, fate, tenant: tenant.map(str::to_owned) });
+        let Queued { number, at, waited, outcome, tenant, .. } = *queued;
+        self.turns.push(Turn { number, at, waited, outcome, tenant: tenant.map(str::to_owned) });
     }
 
     fn sampled(&mut self, _: Timestamp, servers: &[Sample]) {
@@ -355,7 +355,9 @@ fn late_binding_lowers_ttft_within_its_delay_bound() {
     let play = |plan: Plan| plan.play("predicted-latency", conversations(1.15, 2_000)).1;
     let (at_once, late) = (play(Plan::of("prefill-6000", 8)), play(recommended("least-work")));
     assert!(at_once.turns.is_empty() && late.turns.len() == 2_000);
-    assert!(late.turns.iter().all(|turn| turn.fate == QueueOutcome::Passed) && late.count(Ending::Answered) == 2_000);
+    assert!(
+        late.turns.iter().all(|turn| turn.outcome == QueueOutcome::Passed) && late.count(Ending::Answered) == 2_000
+    );
     for (q, part) in [(0.5, 0.9), (0.9, 1.0), (0.99, 1.1)] {
         let (ours, theirs) = (late.first_token(q), at_once.first_token(q));
         assert!(ours <= part * theirs, "of {q}: {ours:.3} s, more than {part} of {theirs:.3} s");
@@ -455,7 +457,7 @@ fn equal_seeds_queue_equally_and_every_request_ends_once() {
     let (a, seen) = plan().play("predicted-latency", conversations(3.0, 1_500));
     let (b, again) = plan().play("predicted-latency", conversations(3.0, 1_500));
     assert_eq!((a, &seen.served, &seen.turns), (b, &again.served, &again.turns));
-    let count = |fate| seen.turns.iter().filter(|turn| turn.fate == fate).count();
+    let count = |outcome| seen.turns.iter().filter(|turn| turn.outcome == outcome).count();
     assert_eq!(seen.turns.len(), 1_500);
     assert!(
         count(QueueOutcome::Expired) > 10 && count(QueueOutcome::Full) > 10,
@@ -525,7 +527,7 @@ fn important_requests_preempt_sheddable_ones_in_flight() {
         assert!(important.len() == 20 && important.iter().all(|served| served.ending == Ending::Answered));
         let mean = important.iter().map(|served| served.first_token.unwrap().as_secs_f64()).sum::<f64>() / 20.0;
         let evicted: Vec<u64> =
-            seen.turns.iter().filter(|t| t.fate == QueueOutcome::Evicted).map(|t| t.number).collect();
+            seen.turns.iter().filter(|t| t.outcome == QueueOutcome::Evicted).map(|t| t.number).collect();
         let refused = seen.served.iter().filter(|served| served.ending == Ending::Refused);
         assert!(refused.clone().all(|served| evicted.contains(&served.number)), "nothing else is rejected");
         assert_eq!(refused.count(), evicted.len());
@@ -603,7 +605,7 @@ fn without_queues_only_sheddable_requests_are_rejected() {
     let mut plan = Plan::of("prefill-6000", 1).queueing("least-work");
     plan.flow.as_mut().unwrap().settings.queue = false;
     let (_, seen) = plan.play("predicted-latency", mixed());
-    let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.fate == QueueOutcome::Shed).collect();
+    let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.outcome == QueueOutcome::Shed).collect();
     assert!(shed.len() > 10 && shed.len() < 200, "{}", shed.len());
     assert_eq!(seen.count(Ending::Refused), shed.len());
     seen.assert_all_fail_for("shed");
@@ -686,7 +688,7 @@ fn kv_events_keep_estimates_accurate_despite_losses() {
     let mut plan = Plan::of("8b-h100", 4);
     // No block is evicted between a decision and the start of its prefill.
     plan.engines.iter_mut().for_each(|engine| engine.num_blocks = 400_000);
-    let error = |seen: &Seen| seen.sum(|s| s.foretold_tokens) / seen.sum(|s| s.cached_tokens) - 1.0;
+    let error = |seen: &Seen| seen.sum(|s| s.expected_cached_tokens) / seen.sum(|s| s.cached_tokens) - 1.0;
     for (loss, most) in [(0.0, 0.005), (0.1, 0.02)] {
         plan.signals.kv_events = Some(KvEventSettings { delay: Duration::from_millis(5), loss });
         let (_, seen) = plan.play("predicted-latency", conversations(1.0, 1_000));

@@ -440,7 +440,7 @@ fn play(
     let servers = fleet.chain(joining).map(|(name, engine)| facts(&name, engine)).collect();
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
     let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
-    let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).aiming_at(pool.objective);
+    let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).with_objective(pool.objective);
     let mut observer = Counting { tally, failures: BTreeMap::new(), bar, unshown: 0 };
     let mut workload = workload(args, job.source, job.speed).map_err(ReplayFailure::usage)?;
     let mut world = World::new(config, &mut *workload, &mut observer)

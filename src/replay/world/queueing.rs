@@ -56,10 +56,10 @@ impl World<'_> {
         self.servers.first().map_or_else(|| Arc::from(""), |s| s.config.model.clone())
     }
 
-    fn report_queued(&mut self, request: &Request, fate: QueueOutcome, now: Timestamp) {
+    fn report_queued(&mut self, request: &Request, outcome: QueueOutcome, now: Timestamp) {
         let (number, at, priority) = (request.number, request.at, request.priority);
         let (tenant, waited) = (request.tenant.as_deref(), now.since(at));
-        self.observer.queued(&Queued { number, at, priority, tenant, waited, fate });
+        self.observer.queued(&Queued { number, at, priority, tenant, waited, outcome });
     }
 
     /// The pool has published a snapshot: queued requests may fit now.

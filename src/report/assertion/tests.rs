@@ -114,7 +114,7 @@ fn each_metric_is_found_by_a_name_of_its_own() {
     let mut report = report();
     let waited = std::time::Duration::from_secs(1);
     let at = attache_types::clock::Timestamp(0);
-    let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, fate: QueueOutcome::Passed };
+    let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, outcome: QueueOutcome::Passed };
     report.runs.first_mut().unwrap().tally.queued(&queued);
     let mut document = report.document();
     let run = document.runs.first_mut().unwrap();
@@ -127,14 +127,14 @@ fn each_metric_is_found_by_a_name_of_its_own() {
         decode_busy: Some(1.0),
     });
     let slo = Slo { ttft: Some(waited), tpot: None, share: 0.9 };
-    let mut aimed = Tally::new(1).aiming_at(Some(Objective { slo: Some(slo), ..Objective::default() }));
+    let mut aimed = Tally::new(1).with_objective(Some(Objective { slo: Some(slo), ..Objective::default() }));
     aimed.add(&Served {
         number: 0,
         pair: 0,
         at: Timestamp(0),
         endpoint: Some(0),
         prompt_tokens: 1_000,
-        foretold_tokens: 0,
+        expected_cached_tokens: 0,
         cached_tokens: 0,
         generated_tokens: 11,
         first_token: Some(waited),
@@ -146,7 +146,7 @@ fn each_metric_is_found_by_a_name_of_its_own() {
         turn: None,
         alone: None,
     });
-    run.objective = aimed.aim().map(ObjectiveFigures::of);
+    run.objective = aimed.objective().map(ObjectiveFigures::of);
     let one = Summary { count: 1, mean: Some(1.0), p50: Some(1.0), p99: Some(1.0), max: Some(1.0) };
     run.programs = Some(ProgramFigures {
         started: 1,

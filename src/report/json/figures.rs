@@ -57,7 +57,7 @@ fn figures(run: &RunResult, base: Option<&RunResult>) -> RunFigures {
         latency: distribution(tally.total()),
         tokens: TokenFigures {
             prompt: tokens.prompt,
-            foretold: tokens.foretold,
+            foretold: tokens.expected_cached,
             cached: tokens.cached,
             generated: tokens.generated,
         },
@@ -78,7 +78,7 @@ fn figures(run: &RunResult, base: Option<&RunResult>) -> RunFigures {
         duration_seconds: tally.duration().as_secs_f64(),
         simulated_seconds: run.simulated.as_secs_f64(),
         took_seconds: run.took.as_secs_f64(),
-        objective: tally.aim().map(ObjectiveFigures::of),
+        objective: tally.objective().map(ObjectiveFigures::of),
         split: split(tally),
         queue: tally.queueing().map(queue),
         programs: tally.programs().map(ProgramFigures::of),

@@ -5,12 +5,12 @@ use std::time::Duration;
 /// The most batches that are kept: far more than an interval of confidence needs, and still only 48 KiB.
 pub const MAX_BATCHES: usize = 1_024;
 
-/// How often, and how long in sum.
+/// Number and sum of durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     /// Number of durations in the sum.
     pub count: u64,
-    /// How long in sum, nanoseconds; saturates.
+    /// Sum of the durations, nanoseconds; saturates.
     pub nanos: u64,
 }
 
@@ -34,18 +34,18 @@ pub struct RequestBatch {
     pub first_token: Sum,
     /// Their times per output token.
     pub per_token: Sum,
-    /// Their times from coming to end.
+    /// Their times from arrival to the end of the response.
     pub total: Sum,
 }
 
-/// What is known of one request.
+/// The times of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestTimes {
     /// Time to first token (TTFT).
     pub first_token: Option<Duration>,
     /// Time per output token (TPOT).
     pub per_token: Option<Duration>,
-    /// To its end, when its answer came whole.
+    /// Time to the end of the response, if it is whole.
     pub total: Option<Duration>,
 }
 
@@ -65,7 +65,7 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// Adds what is known of a request that is compared by `number`.
+    /// Adds the times of a request that is compared by `number`.
     pub fn add(&mut self, number: u64, times: RequestTimes) {
         while number / self.width >= MAX_BATCHES as u64 {
             self.double();

@@ -27,12 +27,12 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Counts one; longer than [`MAX_MICROS`] counts as that, but not in the mean.
+    /// Counts one duration. A longer one than [`MAX_MICROS`] counts as that, except in the mean.
     pub fn add(&mut self, time: Duration) {
         self.add_times(time, 1);
     }
 
-    /// Counts one `times` times.
+    /// Counts a duration `times` times.
     pub fn add_times(&mut self, time: Duration, times: u32) {
         // Rounded up, so that what took any time at all is not shown as none.
         let micros = u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX);
@@ -46,13 +46,13 @@ impl Latency {
         self.micros.len()
     }
 
-    /// The mean, seconds; `None` when there are none.
+    /// The mean, seconds; `None` if there are no durations.
     #[must_use]
     pub fn mean(&self) -> Option<f64> {
         (self.count() > 0).then(|| self.nanos as f64 / 1e9 / self.count() as f64)
     }
 
-    /// The least duration, seconds, that the part `q` (0..=1) of all does not exceed; `None` when there are none.
+    /// The quantile `q` (0..=1), seconds; `None` if there are no durations.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Option<f64> {
         (self.count() > 0).then(|| self.micros.value_at_quantile(q) as f64 / 1e6)

@@ -195,7 +195,7 @@ mod tests {
             at: Timestamp(at * 1_000_000_000),
             endpoint: Some(server),
             prompt_tokens: 1_000,
-            foretold_tokens: 0,
+            expected_cached_tokens: 0,
             cached_tokens: 400,
             generated_tokens: 10,
             first_token: Some(Duration::from_secs(1)),

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 /// 100 flows for each band. Further tenants are counted together, so that memory does not grow with a trace.
 pub const MAX_FLOWS: usize = 100;
-/// What those beyond them are called.
+/// Name under which flows beyond [`MAX_FLOWS`] are counted.
 pub const OTHERS: &str = "(others)";
 
-/// Requests that asked for a turn.
+/// Requests of a pool with flow control, by band and tenant.
 #[derive(Clone, Debug, Default)]
 pub struct Queueing {
     waited: Latency,
@@ -18,20 +18,20 @@ pub struct Queueing {
     flows: BTreeMap<(i32, String), FlowCounts>,
 }
 
-/// What came of the turns of some requests.
+/// Requests by their outcome in the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Requests that were let through.
+    /// Requests that were dequeued, or did not have to wait.
     pub passed: u64,
-    /// Requests that an admitter turned away.
+    /// Requests that an admitter rejected before the queue.
     pub shed: u64,
-    /// Requests that found no place to wait.
+    /// Requests that were rejected because the queue was at its capacity.
     pub full: u64,
-    /// Requests that waited for as long as they may.
+    /// Requests that waited for their time to live.
     pub expired: u64,
-    /// Requests that gave way to others.
+    /// Requests that a request of higher priority replaced.
     pub evicted: u64,
-    /// How long those that were let through waited, all together.
+    /// Total time in the queue of dequeued requests.
     pub waited: Duration,
     /// Longest time in the queue of a dequeued request.
     pub longest: Duration,
@@ -39,7 +39,7 @@ pub struct FlowCounts {
 
 impl FlowCounts {
     fn add(&mut self, queued: &Queued<'_>) {
-        match queued.fate {
+        match queued.outcome {
             QueueOutcome::Passed => {
                 self.passed += 1;
                 self.waited += queued.waited;
@@ -52,7 +52,7 @@ impl FlowCounts {
         }
     }
 
-    /// How long those that were let through waited, seconds, in the mean; `None` when there are none.
+    /// Mean time in the queue of dequeued requests, seconds; `None` if there are none.
     #[must_use]
     pub fn mean_wait(&self) -> Option<f64> {
         (self.passed > 0).then(|| self.waited.as_secs_f64() / self.passed as f64)
@@ -62,7 +62,7 @@ impl FlowCounts {
 impl Queueing {
     /// Counts one request that left the queue.
     pub fn add(&mut self, queued: &Queued<'_>) {
-        if queued.fate == QueueOutcome::Passed {
+        if queued.outcome == QueueOutcome::Passed {
             self.waited.add(queued.waited);
         }
         self.counts.add(queued);
@@ -73,7 +73,7 @@ impl Queueing {
         self.flows.entry(key).or_default().add(queued);
     }
 
-    /// How long those waited that were let through.
+    /// Time in the queue of dequeued requests.
     #[must_use]
     pub fn waited(&self) -> &Latency {
         &self.waited
@@ -85,8 +85,8 @@ impl Queueing {
         self.counts
     }
 
-    /// The same by priority and tenant, who is the empty name where the workload names none.
+    /// Counts by priority and tenant; the tenant is empty if the workload names none.
     pub fn flows(&self) -> impl DoubleEndedIterator<Item = (i32, &str, FlowCounts)> {
-        self.flows.iter().map(|((priority, tenant), turns)| (*priority, tenant.as_str(), *turns))
+        self.flows.iter().map(|((priority, tenant), counts)| (*priority, tenant.as_str(), *counts))
     }
 }

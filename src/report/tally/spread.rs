@@ -1,11 +1,11 @@
-//! How evenly something lies on the endpoints. Called by [`super::Tally`]. Pure.
+//! How evenly load is spread over the endpoints. Called by [`super::Tally`]. Pure.
 
 /// Unevenness of load in three figures. No single figure separates one hot endpoint from general unevenness.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSpread {
-    /// The largest share by the mean one: 1 when even, the number of endpoints when one has it all.
+    /// Largest load by mean load: 1 if all are equal, the number of endpoints if one has all load.
     pub max_over_mean: f64,
-    /// Standard deviation (of the whole, not of a sample) by mean: 0 when even.
+    /// Standard deviation (of the population) by mean: 0 if all are equal.
     pub variation: f64,
     /// [`jain`] of the loads.
     pub jain: f64,
@@ -21,7 +21,7 @@ pub fn jain(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 impl LoadSpread {
-    /// Of what each endpoint has; one that has nothing counts. `None` when none has any.
+    /// The spread of `loads`, one for each endpoint, idle ones included. `None` if all are 0.
     #[must_use]
     pub fn of(loads: impl IntoIterator<Item = u64>) -> Option<Self> {
         let (mut n, mut sum, mut squares, mut max) = (0.0, 0.0, 0.0, 0.0_f64);

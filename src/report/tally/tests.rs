@@ -14,7 +14,7 @@ fn served(number: u64) -> Served {
         at: Timestamp(0),
         endpoint: Some(0),
         prompt_tokens: 1_000,
-        foretold_tokens: 0,
+        expected_cached_tokens: 0,
         cached_tokens: 0,
         generated_tokens: 11,
         first_token: Some(Duration::from_millis(500)),
@@ -31,7 +31,7 @@ fn served(number: u64) -> Served {
 #[test]
 fn counts_and_parts_are_exact() {
     let mut tally = Tally::new(3);
-    tally.add(&Served { at: Timestamp(1_000_000_000), cached_tokens: 250, foretold_tokens: 300, ..served(0) });
+    tally.add(&Served { at: Timestamp(1_000_000_000), cached_tokens: 250, expected_cached_tokens: 300, ..served(0) });
     tally.add(&Served { endpoint: Some(1), preemptions: 2, ..served(1) });
     tally.add(&Served { ending: Ending::Lost, endpoint: Some(1), generated_tokens: 0, first_token: None, ..served(2) });
     let refused =
@@ -39,7 +39,7 @@ fn counts_and_parts_are_exact() {
     tally.add(&Served { total: Duration::ZERO, ..refused });
     assert_eq!(tally.endings(), EndingCounts { answered: 2, refused: 1, lost: 1 });
     assert_eq!(tally.error_rate(), Some(0.5));
-    assert_eq!(tally.tokens(), TokenCounts { prompt: 3_000, foretold: 300, cached: 250, generated: 22 });
+    assert_eq!(tally.tokens(), TokenCounts { prompt: 3_000, expected_cached: 300, cached: 250, generated: 22 });
     assert_eq!(tally.hit_rate(), Some(250.0 / 3_000.0), "what nobody took does not count");
     assert_eq!(tally.preemptions(), 2);
     assert_eq!(tally.endpoints().iter().map(EndpointCounts::work).collect::<Vec<_>>(), [750, 2_000, 0]);
@@ -208,11 +208,11 @@ proptest! {
         prop_assert!(points.windows(2).all(|pair| pair[0].until < pair[1].from));
         for e in 0..endpoints {
             let there = |n: &usize| e + 1 < endpoints || *n * 2 >= samples;
-            let stretches = || points.iter().filter_map(|p| p.endpoints.get(e as usize));
+            let spans = || points.iter().filter_map(|p| p.endpoints.get(e as usize));
             let in_flight: u64 = (0..samples).filter(there).map(|n| (n % 7) as u64 + 2 * u64::from(e)).sum();
-            prop_assert_eq!(stretches().map(|s| s.in_flight).sum::<u64>(), in_flight);
-            prop_assert_eq!(stretches().map(|s| s.queries).sum::<u64>(), 100 * (samples as u64 - 1));
-            prop_assert_eq!(stretches().map(|s| s.hits).sum::<u64>(), 40 * (samples as u64 - 1));
+            prop_assert_eq!(spans().map(|s| s.in_flight).sum::<u64>(), in_flight);
+            prop_assert_eq!(spans().map(|s| s.queries).sum::<u64>(), 100 * (samples as u64 - 1));
+            prop_assert_eq!(spans().map(|s| s.hits).sum::<u64>(), 40 * (samples as u64 - 1));
         }
     }
 }

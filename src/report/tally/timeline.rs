@@ -7,23 +7,23 @@ use attache_types::clock::Timestamp;
 /// The most points that are kept: about one for each two pixels of a plot.
 pub const MAX_POINTS: usize = 512;
 
-/// One endpoint over one stretch of time.
+/// One endpoint over one span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stretch {
+pub struct EndpointSpan {
     /// Samples of this endpoint in this point.
     pub samples: u32,
-    /// Sum over them of requests in its batch and in its queue.
+    /// Sum over the samples of the requests in its batch and in its queue.
     pub in_flight: u64,
-    /// Sum over them of the part of its blocks in use.
+    /// Sum over the samples of the share of its blocks in use.
     pub kv_usage: f64,
-    /// Prompt tokens that it looked up in its cache meanwhile.
+    /// Prompt tokens that it looked up in its prefix cache in this span.
     pub queries: u64,
-    /// Those of them that it held.
+    /// Prompt tokens of these that were cached.
     pub hits: u64,
 }
 
-impl Stretch {
-    fn join(&mut self, other: &Stretch) {
+impl EndpointSpan {
+    fn join(&mut self, other: &EndpointSpan) {
         self.samples += other.samples;
         self.in_flight += other.in_flight;
         self.kv_usage += other.kv_usage;
@@ -31,30 +31,30 @@ impl Stretch {
         self.hits += other.hits;
     }
 
-    /// Requests in its batch and queue, in the mean; zero without samples.
+    /// Mean number of requests in its batch and queue; zero without samples.
     #[must_use]
     pub fn mean_in_flight(&self) -> f64 {
         share(self.in_flight, u64::from(self.samples)).unwrap_or(0.0)
     }
 
-    /// Part of its blocks in use, in the mean; zero without samples.
+    /// Mean share of its blocks in use, 0..=1; zero without samples.
     #[must_use]
     pub fn mean_kv_usage(&self) -> f64 {
         if self.samples == 0 { 0.0 } else { self.kv_usage / f64::from(self.samples) }
     }
 }
 
-/// All endpoints over one stretch of time.
+/// All endpoints over one span of time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TimelinePoint {
     /// The first sample in it.
     pub from: Timestamp,
     /// The last sample in it.
     pub until: Timestamp,
-    /// Samples that this point sums up.
+    /// Number of samples in this point.
     pub samples: u32,
     /// By the endpoint's position in the fleet.
-    pub endpoints: Vec<Stretch>,
+    pub endpoints: Vec<EndpointSpan>,
 }
 
 impl TimelinePoint {
@@ -62,26 +62,26 @@ impl TimelinePoint {
         self.until = other.until;
         self.samples += other.samples;
         if self.endpoints.len() < other.endpoints.len() {
-            self.endpoints.resize(other.endpoints.len(), Stretch::default());
+            self.endpoints.resize(other.endpoints.len(), EndpointSpan::default());
         }
         for (into, from) in self.endpoints.iter_mut().zip(&other.endpoints) {
             into.join(from);
         }
     }
 
-    /// Prompt tokens that the endpoints looked up meanwhile.
+    /// Prompt tokens that the endpoints looked up in this span.
     #[must_use]
     pub fn queries(&self) -> u64 {
         self.endpoints.iter().map(|endpoint| endpoint.queries).sum()
     }
 
-    /// Those of them that they held.
+    /// Prompt tokens of these that were cached.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.endpoints.iter().map(|endpoint| endpoint.hits).sum()
     }
 
-    /// Part of the prompt tokens looked up meanwhile that the endpoints held, 0..=1; `None` when none were.
+    /// Share of these prompt tokens that were cached, 0..=1; `None` if none were looked up.
     #[must_use]
     pub fn hit_rate(&self) -> Option<f64> {
         share(self.hits(), self.queries())
@@ -92,7 +92,7 @@ impl TimelinePoint {
 /// are full, neighbours are joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// Samples that one point sums up; doubles when the points run out.
+    /// Samples of one point; doubles when the points run out.
     stride: u32,
     points: Vec<TimelinePoint>,
     /// The counters of the last sample, by endpoint.
@@ -111,7 +111,7 @@ impl Timeline {
         if self.last.len() < samples.len() {
             self.last.resize(samples.len(), (0, 0));
         }
-        let endpoints = samples.iter().zip(&mut self.last).map(|(sample, last)| stretch(sample, last)).collect();
+        let endpoints = samples.iter().zip(&mut self.last).map(|(sample, last)| endpoint_span(sample, last)).collect();
         let point = TimelinePoint { from: at, until: at, samples: 1, endpoints };
         match self.points.last_mut() {
             Some(open) if open.samples < self.stride => open.join(&point),
@@ -142,12 +142,12 @@ impl Timeline {
     }
 }
 
-fn stretch(sample: &Sample, last: &mut (u64, u64)) -> Stretch {
+fn endpoint_span(sample: &Sample, last: &mut (u64, u64)) -> EndpointSpan {
     // Counters that went back began anew with their server.
     let restarted = sample.prefix_queries < last.0 || sample.prefix_hits < last.1;
     let (queries, hits) = if restarted { (0, 0) } else { *last };
     *last = (sample.prefix_queries, sample.prefix_hits);
-    Stretch {
+    EndpointSpan {
         samples: 1,
         in_flight: u64::from(sample.running) + u64::from(sample.waiting),
         kv_usage: f64::from(sample.kv_usage),

@@ -20,7 +20,7 @@ fn program_run(policy: &str, seconds: u64) -> RunResult {
                 at: Timestamp((program.program * 1_000 + i * 100) * 1_000_000_000),
                 endpoint: Some((i % 2) as u32),
                 prompt_tokens: 1_000,
-                foretold_tokens: 400,
+                expected_cached_tokens: 400,
                 cached_tokens: 400,
                 generated_tokens: 101,
                 first_token: Some(Duration::from_millis(500)),

@@ -44,7 +44,7 @@ fn next_turn_hits_the_blocks_of_the_last_response() {
         let expected = if turn == 0 { 0 } else { (served.prompt_tokens - 99 - 1) / 16 * 16 };
         assert_eq!(served.prompt_tokens, 1_000 + turn as u32 * (333 + 99));
         assert_eq!(served.cached_tokens, expected, "turn {turn}");
-        assert!(served.foretold_tokens.abs_diff(expected) <= BLOCK, "turn {turn}: {served:?}");
+        assert!(served.expected_cached_tokens.abs_diff(expected) <= BLOCK, "turn {turn}: {served:?}");
     }
 }
 

@@ -213,7 +213,7 @@ impl Sums {
         for served in served.into_iter().filter(|s| s.ending == Ending::Answered) {
             sums.requests += 1;
             sums.prompt += u64::from(served.prompt_tokens);
-            sums.foretold += u64::from(served.foretold_tokens);
+            sums.foretold += u64::from(served.expected_cached_tokens);
             sums.reported += u64::from(served.cached_tokens);
         }
         sums

@@ -1,12 +1,12 @@
-//! Whether requests met the objective of their pool. Fed and read by [`super::Tally`]; pure.
+//! Requests that met the objective of their pool. Written and read by [`super::Tally`]; pure.
 
 use super::{Targets, share};
 use crate::served::{Ending, Served};
 use attache_scheduling::Objective;
 
-/// How requests fared by an objective.
+/// Counts of the requests that met an objective.
 #[derive(Clone, Copy, Debug)]
-pub struct Aim {
+pub struct ObjectiveCounts {
     objective: Objective,
     first: Targets,
     further: Targets,
@@ -14,16 +14,16 @@ pub struct Aim {
     first_met: u64,
     further_met: u64,
     met: u64,
-    /// Requests that were answered, and seconds that they took until their first token and after it.
+    /// Requests with a whole response, and the seconds that they took until their first token and after it.
     answered: u64,
     until_first: f64,
     after_first: f64,
 }
 
-impl Aim {
+impl ObjectiveCounts {
     /// An empty count for this objective.
     #[must_use]
-    pub fn at(objective: Objective) -> Self {
+    pub fn new(objective: Objective) -> Self {
         let slo = objective.slo;
         Self {
             objective,
@@ -40,7 +40,7 @@ impl Aim {
     }
 
     pub(super) fn add(&mut self, served: &Served) {
-        let (first, further) = (self.first.kept_by(served), self.further.kept_by(served));
+        let (first, further) = (self.first.met_by(served), self.further.met_by(served));
         self.requests += 1;
         self.first_met += u64::from(first);
         self.further_met += u64::from(further);
@@ -52,14 +52,13 @@ impl Aim {
         }
     }
 
-    /// The objective that requests are held against.
+    /// The objective.
     #[must_use]
     pub fn objective(&self) -> Objective {
         self.objective
     }
 
-    /// Part of the requests that met the target for the first token, 0..=1. Requests that were refused or lost missed
-    /// it. `None` without a target or without requests.
+    /// Part of the requests that met the target for the first token, 0..=1. Rejected and lost requests missed it. `None` without a target or without requests.
     #[must_use]
     pub fn first_met(&self) -> Option<f64> {
         self.first.first_token.and_then(|_| share(self.first_met, self.requests))
@@ -77,14 +76,14 @@ impl Aim {
         self.objective.slo.and_then(|_| share(self.met, self.requests))
     }
 
-    /// Whether as many requests met all targets as should; `None` without targets or requests.
+    /// Whether the required share of requests met all targets; `None` without targets or requests.
     #[must_use]
     pub fn is_met(&self) -> Option<bool> {
         Some(self.share_met()? >= self.objective.slo?.share)
     }
 
     /// The mean of the time to the first token and the time of all further tokens, by their
-    /// weights, seconds; `None` without answers.
+    /// weights, seconds; `None` without responses.
     #[must_use]
     pub fn weighted_mean(&self) -> Option<f64> {
         let Objective { ttft, tpot, .. } = self.objective;
@@ -108,7 +107,7 @@ mod tests {
             at: Timestamp(0),
             endpoint: Some(0),
             prompt_tokens: 9,
-            foretold_tokens: 0,
+            expected_cached_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 11,
             first_token: Some(Duration::from_millis(first)),
@@ -127,28 +126,31 @@ mod tests {
         let ms = Duration::from_millis;
         let slo = |share| Some(Slo { ttft: Some(ms(500)), tpot: Some(ms(50)), share });
         for (share, met) in [(0.5, true), (0.51, false)] {
-            let mut aim = Aim::at(Objective { slo: slo(share), ..Objective::default() });
-            assert_eq!((aim.share_met(), aim.is_met(), aim.weighted_mean()), (None, None, None));
+            let mut counts = ObjectiveCounts::new(Objective { slo: slo(share), ..Objective::default() });
+            assert_eq!((counts.share_met(), counts.is_met(), counts.weighted_mean()), (None, None, None));
             for (first, rest, ending) in [
                 (500, 500, Ending::Answered),
                 (100, 100, Ending::Answered),
                 (501, 100, Ending::Answered),
                 (100, 501, Ending::Lost),
             ] {
-                aim.add(&served(first, rest, ending));
+                counts.add(&served(first, rest, ending));
             }
-            assert_eq!((aim.first_met(), aim.further_met()), (Some(0.5), Some(0.75)));
-            assert_eq!((aim.share_met(), aim.is_met()), (Some(0.5), Some(met)));
+            assert_eq!((counts.first_met(), counts.further_met()), (Some(0.5), Some(0.75)));
+            assert_eq!((counts.share_met(), counts.is_met()), (Some(0.5), Some(met)));
         }
     }
 
     #[test]
     fn weights_make_one_mean_of_both_parts() {
-        let mut aim = Aim::at(Objective { ttft: 1.0, tpot: 3.0, slo: None });
-        aim.add(&served(1_000, 200, Ending::Answered));
-        aim.add(&served(3_000, 400, Ending::Answered));
-        aim.add(&served(9_000, 9_000, Ending::Lost));
-        assert!((aim.weighted_mean().unwrap() - (2.0 + 3.0 * 0.3) / 4.0).abs() < 1e-9);
-        assert_eq!((aim.first_met(), aim.further_met(), aim.share_met(), aim.is_met()), (None, None, None, None));
+        let mut counts = ObjectiveCounts::new(Objective { ttft: 1.0, tpot: 3.0, slo: None });
+        counts.add(&served(1_000, 200, Ending::Answered));
+        counts.add(&served(3_000, 400, Ending::Answered));
+        counts.add(&served(9_000, 9_000, Ending::Lost));
+        assert!((counts.weighted_mean().unwrap() - (2.0 + 3.0 * 0.3) / 4.0).abs() < 1e-9);
+        assert_eq!(
+            (counts.first_met(), counts.further_met(), counts.share_met(), counts.is_met()),
+            (None, None, None, None)
+        );
     }
 }
