@@ -145,6 +145,8 @@ pub fn text_of(bytes: &[u8]) -> Result<&str, Diagnostic> {
 fn options(duplicate_keys: DuplicateKeyPolicy) -> serde_saphyr::Options {
     let mut options = serde_saphyr::options! {
         with_snippet: false,
+        // Comments are skipped: the parser refuses more than 32 lines of them in a row.
+        emit_comments: false,
         duplicate_keys: duplicate_keys,
         // `y`, `n`, `on` and `off` are text, as in YAML 1.2: models and pools have such names.
         strict_booleans: true,

@@ -94,7 +94,9 @@ async fn read(path: &Path) -> Result<Value, String> {
         return Err(format!("the file has {size} bytes, {MAX_FILE_BYTES} are allowed"));
     }
     let text = tokio::fs::read_to_string(path).await.map_err(|error| format!("the file can't be read: {error}"))?;
-    let value: Value = serde_saphyr::from_str(&text).map_err(|error| {
+    // Comments are skipped: the parser bounds how many lines of them it keeps.
+    let options = serde_saphyr::options! { emit_comments: false };
+    let value: Value = serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
         let whole = error.to_string();
         format!("the file is not YAML: {}", whole.lines().next().unwrap_or_default())
     })?;
