@@ -379,7 +379,7 @@ impl App {
     async fn reload(&mut self, file: Settings) {
         let mut needs_restart = self.settings.restart_needed(&file);
         if self.leased.as_ref().is_some_and(|leased| attache_feeds::leased(&file).as_ref() != Some(leased)) {
-            needs_restart.push("the pool or selector that the lease is of (`kubernetes`)");
+            needs_restart.push("the pool or selector that the lease is of (`kubernetes`)".to_owned());
         }
         if !needs_restart.is_empty() {
             tracing::warn!(fields = needs_restart.join(", "), "some changes need a restart to take effect");

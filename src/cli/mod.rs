@@ -6,6 +6,7 @@
 mod admin_url;
 mod check;
 mod completions;
+mod config;
 mod explain;
 pub mod flags;
 mod man;
@@ -77,6 +78,8 @@ enum Verb {
     Sim(Box<sim::Args>),
     /// Check a configuration file, or what runs.
     Check(Box<check::CheckArgs>),
+    /// Print a JSON Schema of the configuration file, or a file with all defaults.
+    Config(config::ConfigArgs),
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
     /// Watch a running picker in the terminal: endpoints, decisions, rejections.
@@ -108,6 +111,7 @@ pub fn main() -> ExitCode {
                 ExitCode::from(EXIT_INTERNAL)
             }),
             Verb::Check(args) => check::check(*args),
+            Verb::Config(args) => config::config(&args),
             Verb::Explain(args) => explain::run(&args),
             #[cfg(feature = "top")]
             Verb::Top(args) => top::run(&args),

@@ -1,8 +1,7 @@
 //! Settings as JSON for `/config_dump`: the values in effect after flags, environment, file and defaults were merged.
 
 use super::settings::{
-    ExchangeSettings, NameSettings, ServerSettings, Settings, SyncSettings, TelemetrySettings, TenantRule,
-    TenantSettings, TenantSource, TlsSettings, UsageCount,
+    NameSettings, ServerSettings, Settings, SyncSettings, TelemetrySettings, TenantSettings, TlsSettings,
 };
 use super::units::show_duration;
 use attache_quota::Limits;
@@ -15,22 +14,27 @@ impl Settings {
     /// out.
     #[must_use]
     pub fn to_json(&self) -> Value {
+        self.json(without_credentials)
+    }
+
+    /// The same with URLs of the process as `url` shows them.
+    pub(crate) fn json(&self, url: fn(&str) -> String) -> Value {
         let named = self.pools.iter().map(pools::pool);
         let templates = self.templates.iter().map(pools::template);
         json!({
             "apiVersion": super::schema::API_VERSION,
             "kind": super::schema::KIND,
             "server": server(&self.server),
-            "telemetry": telemetry(&self.telemetry),
-            "exchange": exchange(&self.exchange),
+            "telemetry": telemetry(&self.telemetry, url),
+            "exchange": self.exchange,
             "limits": limits(self),
             "redis": self.redis.as_ref().map(|r| json!({
-                "url": without_credentials(&r.url),
+                "url": url(&r.url),
                 "timeout": show_duration(r.timeout),
                 "onFailure": r.on_failure,
                 "profileRefresh": show_duration(r.profile_refresh),
             })),
-            "sync": self.sync.as_ref().map(sync),
+            "sync": self.sync.as_ref().map(|s| sync(s, url)),
             "modelPolicies": self.model_policies.iter().map(|(model, p)| json!({
                 "model": model,
                 "routePolicy": p.route_policy,
@@ -43,7 +47,7 @@ impl Settings {
     }
 }
 
-fn sync(s: &SyncSettings) -> Value {
+fn sync(s: &SyncSettings, url: fn(&str) -> String) -> Value {
     let nats = &s.nats;
     let tls = (nats.ca_file.is_some() || nats.client_certificate.is_some()).then(|| {
         let (cert, key) = nats.client_certificate.as_ref().map(|(cert, key)| (cert, key)).unzip();
@@ -54,7 +58,7 @@ fn sync(s: &SyncSettings) -> Value {
         "keyFile": s.key_file,
         "waitForSnapshot": show_duration(s.wait_for_snapshot),
         "nats": {
-            "servers": nats.servers.iter().map(|url| without_credentials(url)).collect::<Vec<_>>(),
+            "servers": nats.servers.iter().map(|at| url(at)).collect::<Vec<_>>(),
             "subjectPrefix": nats.subject_prefix,
             "credentials": nats.credentials,
             "tls": tls,
@@ -99,81 +103,28 @@ fn tls(s: &ServerSettings) -> Value {
     }
 }
 
-fn telemetry(t: &TelemetrySettings) -> Value {
+fn telemetry(t: &TelemetrySettings, url: fn(&str) -> String) -> Value {
     json!({
         "logLevel": t.log_filter,
         "logFormat": if t.log_json { "json" } else { "text" },
-        "otlpEndpoint": t.otlp_endpoint.as_deref().map(without_credentials),
+        "otlpEndpoint": t.otlp_endpoint.as_deref().map(url),
         "traceRatio": t.trace_ratio,
         "decisionsKept": t.decisions_kept,
         "labels": {"models": names(&t.labels.models), "tenants": names(&t.labels.tenants)},
     })
 }
 
-fn exchange(e: &ExchangeSettings) -> Value {
-    json!({
-        "onUnparseable": e.on_unparseable,
-        "conformanceHeaders": e.conformance_headers,
-        "trustClientHeaders": e.trust_client_headers,
-        "sessionHeaders": e.session_headers,
-        "prefillEndpointHeader": e.prefill_endpoint_header,
-        "routeHeader": e.route_header,
-        "keepAcceptEncoding": e.keep_accept_encoding,
-        "tenant": e.tenant.as_ref().map(tenant),
-        "disableEndpointSubsetFilter": e.disable_endpoint_subset_filter,
-        "models": e.models,
-        "reportUsage": e.report_usage.as_ref().map(|r| json!({
-            "namespace": r.namespace,
-            "key": r.key,
-            "count": match r.count {
-                UsageCount::Prompt => "prompt",
-                UsageCount::Cached => "cached",
-                UsageCount::Completion => "completion",
-                UsageCount::Total => "total",
-            },
-        })),
-        "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio, "kept": e.explain.kept, "timeRatio": e.explain.time_ratio},
-        "objectives": e.objectives,
-    })
-}
-
 fn limits(settings: &Settings) -> Value {
-    let l = &settings.limits;
-    json!({
-        "maxBodyBytes": l.max_body_bytes,
-        "maxBufferedBytes": l.max_buffered_bytes,
-        "maxUploadBytesPerClient": l.max_upload_bytes_per_client,
-        "minUploadRate": l.min_upload_rate,
-        "uploadGrace": show_duration(l.upload_grace),
-        "maxJsonDepth": l.max_json_depth,
-        "maxJsonValues": l.max_json_values,
-        "maxMessages": l.max_messages,
-        "maxPrompts": l.max_prompts,
-        "maxModelBytes": l.max_model_bytes,
-        "maxCacheSaltBytes": l.max_cache_salt_bytes,
-        "maxHeaderBytes": l.max_header_bytes,
-        "maxHeaders": l.max_headers,
-        "maxMultipartSniffBytes": l.max_multipart_sniff_bytes,
-        "requestTimeout": show_duration(l.request_timeout),
-        "idleTimeout": show_duration(l.idle_timeout),
-        "maxStreams": l.max_streams,
-        "maxStreamsPerConnection": l.max_streams_per_connection,
-        "tenants": settings.tenants.as_ref().map(tenants),
-        "models": settings.models.as_ref().map(shared_by_all),
-    })
+    let mut shown = json!(settings.limits);
+    if let Value::Object(shown) = &mut shown {
+        shown.insert("tenants".to_owned(), json!(settings.tenants.as_ref().map(tenants)));
+        shown.insert("models".to_owned(), json!(settings.models.as_ref().map(shared_by_all)));
+    }
+    shown
 }
 
 fn names(n: &NameSettings) -> Value {
     json!({"allow": n.allow, "top": n.top})
-}
-
-fn tenant(rule: &TenantRule) -> Value {
-    match &rule.source {
-        TenantSource::Header(name) => json!({"header": name}),
-        TenantSource::Metadata { namespace, path } => {
-            json!({"metadata": namespace, "path": path, "header": rule.strip})
-        }
-    }
 }
 
 fn tenants(t: &TenantSettings) -> Value {

@@ -4,7 +4,7 @@
 //! `EndpointPickerConfig` files, and `validate` merges flags, environment and defaults. A flag outranks the
 //! environment, which outranks the file.
 //!
-//! **Owns** every key, its default and its checks; settings that only the composition of the process reads; the dump.
+//! **Owns** every key, its note, default and checks, and what is printed from them (`keys`); settings that only the composition of the process reads; the dump.
 //! **Called by** `cli` and `app`, and by `replay` for recorded configurations.
 //! **Must not** read files, start anything, or stop at the first mistake.
 //!
@@ -15,6 +15,7 @@ pub mod defaults;
 mod dump;
 mod embedded;
 mod endpoint_picker;
+pub mod keys;
 pub mod localai_env;
 pub mod overrides;
 mod own;

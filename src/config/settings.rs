@@ -34,27 +34,27 @@ pub use tenants::RedisSettings;
 /// All settings of the process.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Ports, threads, TLS, drain. A change needs a restart, except for the names of clients.
+    /// Ports, threads, TLS, drain.
     pub server: ServerSettings,
-    /// Logs and traces. A change needs a restart.
+    /// Logs and traces.
     pub telemetry: TelemetrySettings,
-    /// Limits on requests. Reloaded at run time.
+    /// Limits on requests.
     pub limits: Limits,
-    /// Rate limits of tenants. Reloaded at run time.
+    /// Rate limits of tenants.
     pub tenants: Option<TenantSettings>,
-    /// Rate limits of models over all clients. Reloaded at run time.
+    /// Rate limits of models over all clients.
     pub models: Option<TenantSettings>,
-    /// The Redis for quotas, tenant records and SLO profiles. Reloaded at run time.
+    /// The Redis for quotas, tenant records and SLO profiles.
     pub redis: Option<RedisSettings>,
-    /// State that is shared with other pickers. A change needs a restart.
+    /// State that is shared with other pickers.
     pub sync: Option<SyncSettings>,
-    /// How `prefix-affinity` routes single models. Reloaded at run time.
+    /// How `prefix-affinity` routes single models.
     pub model_policies: PolicyMap,
-    /// How the ext-proc exchange behaves. Reloaded at run time.
+    /// How the ext-proc exchange behaves.
     pub exchange: ExchangeSettings,
-    /// The pools; at least one, or a template. Reloaded at run time.
+    /// The pools; at least one, or a template.
     pub pools: Vec<PoolSettings>,
-    /// Templates of pools that come and go with cluster objects. Reloaded at run time.
+    /// Templates of pools that come and go with cluster objects.
     pub templates: Vec<PoolTemplate>,
 }
 
@@ -337,10 +337,6 @@ pub struct KvEventSettings {
 }
 
 impl ServerSettings {
-    fn client_ca_file(&self) -> Option<&PathBuf> {
-        self.client_auth.as_ref().map(|auth| &auth.ca_file)
-    }
-
     /// These settings, with the values of `new` that take effect without a restart.
     #[must_use]
     pub fn reloaded(&self, new: &Self) -> Self {
@@ -355,33 +351,7 @@ impl ServerSettings {
 impl Settings {
     /// Keys whose values in `new` need a restart, as the file spells them.
     #[must_use]
-    pub fn restart_needed(&self, new: &Settings) -> Vec<&'static str> {
-        let (a, b) = (&self.server, &new.server);
-        let (t, u) = (&self.telemetry, &new.telemetry);
-        let streams = |settings: &Settings| (settings.limits.max_streams, settings.limits.max_streams_per_connection);
-        let changed = [
-            ("limits.maxStreams and maxStreamsPerConnection", streams(self) != streams(new)),
-            ("server.bind", a.bind != b.bind),
-            ("server.grpcPort", a.grpc_port != b.grpc_port),
-            ("server.grpcHealthPort", a.grpc_health_port != b.grpc_health_port),
-            ("server.metricsPort", a.metrics_port != b.metrics_port),
-            ("server.healthChecking", a.health_checking != b.health_checking),
-            ("server.workers", a.workers != b.workers),
-            ("server.tls", a.tls != b.tls || a.client_ca_file() != b.client_ca_file()),
-            ("server.drain", (a.drain_min_delay, a.drain_deadline) != (b.drain_min_delay, b.drain_deadline)),
-            ("server.leaderElection", a.leader_election != b.leader_election),
-            ("server.modelStatus", a.model_status != b.model_status),
-            ("server.metricsAuth", a.metrics_auth != b.metrics_auth),
-            ("server.adminHosts", a.admin_hosts != b.admin_hosts),
-            ("server.seed", a.seed != b.seed),
-            ("sync", self.sync != new.sync),
-            ("telemetry.logLevel", t.log_filter != u.log_filter),
-            ("telemetry.logFormat", t.log_json != u.log_json),
-            ("telemetry.otlpEndpoint", t.otlp_endpoint != u.otlp_endpoint),
-            ("telemetry.traceRatio", t.trace_ratio.to_bits() != u.trace_ratio.to_bits()),
-            ("telemetry.decisionsKept", t.decisions_kept != u.decisions_kept),
-            ("telemetry.labels", t.labels != u.labels),
-        ];
-        changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    pub fn restart_needed(&self, new: &Self) -> Vec<String> {
+        crate::keys::restart_needed(&self.json(str::to_owned), &new.json(str::to_owned))
     }
 }

@@ -62,6 +62,8 @@ pub struct Fields<'n> {
     pub span: Span,
     entries: &'n [(At<String>, Node)],
     known: Vec<&'static str>,
+    /// The key whose value stands in place of the mapping.
+    alone: Option<&'static str>,
 }
 
 impl<'n> Fields<'n> {
@@ -71,19 +73,29 @@ impl<'n> Fields<'n> {
             sink.wrong_type(node, path, "a mapping");
             return None;
         };
-        Some(Self { path: path.to_owned(), span: node.span, entries, known: Vec::new() })
+        Some(Self { path: path.to_owned(), span: node.span, entries, known: Vec::new(), alone: None })
     }
 
     /// The fields of an absent mapping.
     #[must_use]
     pub fn none(path: &str, span: Span) -> Self {
-        Self { path: path.to_owned(), span, entries: &[], known: Vec::new() }
+        Self { path: path.to_owned(), span, entries: &[], known: Vec::new(), alone: None }
+    }
+
+    /// These fields, where the file has the value of `key` in place of the mapping, so that its path is that of the mapping.
+    #[must_use]
+    pub fn alone(self, key: &'static str) -> Self {
+        Self { alone: Some(key), ..self }
     }
 
     /// The path of `key` in this mapping.
     #[must_use]
     pub fn path_of(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        match self.path.as_str() {
+            "" => key.to_owned(),
+            path if self.alone == Some(key) => path.to_owned(),
+            path => format!("{path}.{key}"),
+        }
     }
 
     /// The node under `key`; an explicit `null` counts as absent.
@@ -107,13 +119,18 @@ impl<'n> Fields<'n> {
         T::read(node, &path, sink).map(|value| At { value, span: node.span })
     }
 
-    /// The value under `key`; reports if it is absent.
-    pub fn required<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
+    /// Reports `key` if it is absent.
+    pub fn expect_present(&mut self, key: &'static str, sink: &mut Sink) {
         let present = self.entries.iter().any(|(k, n)| k.value == key && !matches!(n.value, Value::Null));
         if !present {
             let path = self.path_of(key);
             sink.push(Diagnostic::new(Code::MissingKey, path, format!("`{key}` is missing")).at(self.span));
         }
+    }
+
+    /// The value under `key`; reports if it is absent.
+    pub fn required<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
+        self.expect_present(key, sink);
         self.get(key, sink)
     }
 
@@ -230,7 +247,7 @@ impl Read for Duration {
 }
 
 /// A size in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub struct Bytes(pub u64);
 
 impl Read for Bytes {

@@ -18,7 +18,7 @@ pub struct Span {
 }
 
 /// A value and the position that it was read from; the default position if it came from a flag or the environment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct At<T> {
     /// The value as it was read.
     pub value: T,

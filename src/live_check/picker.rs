@@ -253,8 +253,8 @@ fn configuration(
         return;
     }
     let restart = effect.map(|effect| effect.restart_needed(file)).unwrap_or_default();
-    let restart: Vec<&str> =
-        restart.into_iter().filter(|key| said.iter().any(|difference| difference.key.starts_with(key))).collect();
+    let is_said = |key: &String| said.iter().any(|difference| difference.key.starts_with(key));
+    let restart: Vec<String> = restart.into_iter().filter(is_said).collect();
     let fix = match restart.is_empty() {
         true => "compare the file with the one that the picker reads, and with its flags, which outrank the file; \
                  the log says whether a reload was refused"

@@ -51,21 +51,26 @@ pub(crate) const DEFAULT_ERROR_PERIOD: Duration = Duration::from_secs(5);
 pub(crate) const DEFAULT_MAX_EJECTION_PERCENT: u32 = 50;
 
 /// When an endpoint is ejected, for how long, and how it returns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HealthPolicy {
     /// Number of consecutive failures that eject an endpoint; 0 disables ejection.
     pub consecutive_failures: u32,
     /// Number of consecutive connect failures that eject an endpoint; 0 counts them like other failures.
     pub consecutive_connect_failures: u32,
     /// Length of the first ejection.
+    #[serde(serialize_with = "attache_types::units::duration_text")]
     pub ejection: Duration,
     /// Length of the longest ejection.
+    #[serde(serialize_with = "attache_types::units::duration_text")]
     pub max_ejection: Duration,
     /// Time after an ejection in which the endpoint's load counts higher.
+    #[serde(serialize_with = "attache_types::units::duration_text")]
     pub slow_start: Duration,
     /// How long error responses to one client must continue, without a success of the endpoint, before they eject it.
     /// The time is divided by the number of clients that receive them, up to `consecutive_failures`. 0 ejects at the
     /// last of `consecutive_failures` error responses.
+    #[serde(serialize_with = "attache_types::units::duration_text")]
     pub error_period: Duration,
     /// Largest share, in percent, of the endpoints with the same roles that error responses may eject; one endpoint may
     /// always be ejected. Connect failures eject regardless of it, since no client can cause them.

@@ -1,6 +1,7 @@
 //! Configuration of the request path, and of the labels by which its requests are counted.
 
 use attache_protocol::Usage;
+use serde::ser::SerializeMap as _;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// 20 names, as many as a graph can show.
@@ -29,7 +30,8 @@ pub enum ModelsAnswer {
 }
 
 /// A token count of a response.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum UsageCount {
     /// Prompt tokens, cached ones included.
     Prompt,
@@ -57,7 +59,8 @@ impl UsageCount {
 
 /// The token count to report in the dynamic metadata, as GIE's `request-attribute-reporter` does with an expression
 /// over `usage`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ReportUsage {
     /// Namespace of the metadata.
     pub namespace: String,
@@ -68,7 +71,8 @@ pub struct ReportUsage {
 }
 
 /// Where Attaché explains its decisions.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ExplainSettings {
     /// To the gateway: each endpoint's score, as dynamic metadata beside the destination.
     pub metadata: bool,
@@ -82,7 +86,8 @@ pub struct ExplainSettings {
 }
 
 /// How the ext-proc exchange behaves.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ExchangeSettings {
     /// How requests with an invalid body are handled.
     pub on_unparseable: OnUnparseable,
@@ -122,6 +127,22 @@ pub struct TenantRule {
     /// Header of clients, lower case, that must not reach model servers: it claims to name the tenant but is not
     /// trusted.
     pub strip: Option<String>,
+}
+
+impl serde::Serialize for TenantRule {
+    /// As `exchange.tenant` of the configuration file.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (header, metadata) = match &self.source {
+            TenantSource::Header(name) => (Some(name), None),
+            TenantSource::Metadata { namespace, path } => (self.strip.as_ref(), Some((namespace, path))),
+        };
+        let (namespace, path) = metadata.unzip();
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("header", &header)?;
+        map.serialize_entry("metadata", &namespace)?;
+        map.serialize_entry("path", &path)?;
+        map.end()
+    }
 }
 
 /// The source of a tenant's name.

@@ -51,7 +51,8 @@ const DEFAULT_MAX_STREAMS_PER_CONNECTION: u32 = 4_096;
 pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Limits on one request, and on all requests together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Limits {
     /// Largest request body in bytes.
     pub max_body_bytes: u64,
@@ -62,6 +63,7 @@ pub struct Limits {
     /// Minimum rate of an upload after its first byte, in bytes per second.
     pub min_upload_rate: u64,
     /// How long an upload may be slower than the minimum rate.
+    #[serde(serialize_with = "crate::units::duration_text")]
     pub upload_grace: Duration,
     /// Deepest nesting of a JSON body, including unknown members.
     pub max_json_depth: u32,
@@ -82,8 +84,10 @@ pub struct Limits {
     /// How many bytes of a form are held until its `model` part arrives, if a rule depends on the model.
     pub max_multipart_sniff_bytes: u32,
     /// Time from the request's headers to its last byte.
+    #[serde(serialize_with = "crate::units::duration_text")]
     pub request_timeout: Duration,
     /// Time from the opening of a stream to its first message.
+    #[serde(serialize_with = "crate::units::duration_text")]
     pub idle_timeout: Duration,
     /// Open streams of all gateways.
     pub max_streams: u32,

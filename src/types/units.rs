@@ -93,6 +93,11 @@ pub fn show_duration(duration: Duration) -> String {
     }
 }
 
+/// Serializes a duration as [`show_duration`] formats it, for `#[serde(serialize_with)]`.
+pub fn duration_text<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&show_duration(*duration))
+}
+
 fn clip(text: &str) -> String {
     text.chars().take(40).collect()
 }

@@ -398,12 +398,27 @@ fn flags_and_file_override_aibrix_variables() {
 }
 
 #[test]
+fn any_number_of_comment_lines_is_skipped() {
+    let comments = "# a line\n".repeat(5_000);
+    let indented = "    # a line\n".repeat(5_000);
+    for text in [
+        format!("{comments}{MINIMAL}{comments}"),
+        MINIMAL.replace("kind:", &format!("{comments}kind:")),
+        MINIMAL.replace("[{name", &format!("\n{indented}  [{{name")),
+        format!("{MINIMAL}server:\n{indented}  grpcPort: 1\n{indented}"),
+    ] {
+        let read = load_text(&text).map(|_| ()).map_err(|told| render_text(&told, None, false));
+        assert_eq!(read, Ok(()));
+    }
+}
+
+#[test]
 fn reload_lists_the_settings_that_need_a_restart() {
     let (old, _) = load_text(MINIMAL).unwrap();
     let (same, _) = load_text(&format!("{MINIMAL}limits: {{maxMessages: 5}}\n")).unwrap();
-    assert_eq!(old.restart_needed(&same), Vec::<&str>::new());
+    assert_eq!(old.restart_needed(&same), Vec::<String>::new());
     let (new, _) = load_text(&format!("{MINIMAL}server: {{grpcPort: 1, tls: {{mode: off}}}}\n")).unwrap();
-    assert_eq!(old.restart_needed(&new), ["server.grpcPort", "server.tls"]);
+    assert_eq!(old.restart_needed(&new), ["server.grpcPort", "server.tls.mode"]);
 }
 
 #[test]
@@ -411,10 +426,10 @@ fn client_names_reload_without_restart_but_client_ca_does_not() {
     let server = |tls: &str| load_text(&format!("{MINIMAL}server: {{tls: {{{tls}}}}}\n")).unwrap().0;
     let old = server("clientCaFile: /ca.crt, clientNames: [a.example.com]");
     let renamed = server("clientCaFile: /ca.crt, clientNames: ['*.example.com']");
-    assert_eq!(old.restart_needed(&renamed), Vec::<&str>::new());
+    assert_eq!(old.restart_needed(&renamed), Vec::<String>::new());
     assert_eq!(old.server.reloaded(&renamed.server).client_auth, renamed.server.client_auth);
     for other in ["clientCaFile: /other.crt, clientNames: [b]", "mode: self-signed"] {
-        assert_eq!(old.restart_needed(&server(other)), ["server.tls"], "{other}");
+        assert_eq!(old.restart_needed(&server(other)), ["server.tls.clientCaFile"], "{other}");
     }
     let removed = old.server.reloaded(&server("mode: self-signed").server);
     assert_eq!(
@@ -456,7 +471,7 @@ fn settings_dump_loads_to_the_same_settings() {
         let (again, _) =
             load_text(&text).unwrap_or_else(|d| panic!("{name}: {}", render_text(&d, Some(("dump", &text)), false)));
         assert_eq!(again.to_json(), dump, "{name}");
-        assert_eq!(settings.restart_needed(&again), Vec::<&str>::new(), "{name}");
+        assert_eq!(settings.restart_needed(&again), Vec::<String>::new(), "{name}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod architecture;
 mod config;
+mod config_schema;
 mod docs;
 mod explain;
 mod feeds;

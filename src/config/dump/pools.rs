@@ -3,12 +3,11 @@
 use super::without_credentials;
 use crate::settings::{
     Disaggregation, DnsSource, KubernetesSource, PodsOf, PoolSearch, PoolSettings, PoolTemplate, PrefixSettings,
-    ScrapeSettings, TokenizerSettings, VolatileRule,
+    TokenizerSettings, VolatileRule,
 };
 use crate::units::show_duration;
 use attache_disagg::Mode;
 use attache_disagg::policy::BY_LABEL;
-use attache_pool::health::HealthPolicy;
 use attache_pool::{EndpointSpec, MetricsSource};
 use attache_scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
 use attache_scheduling::router::{Destination, PoolMatch, RewriteTarget};
@@ -89,8 +88,8 @@ pub(super) fn pool(p: &PoolSettings) -> Value {
         })),
         "kubernetes": p.kubernetes.as_ref().map(kubernetes),
         "modelRewrites": rewrites.chain(any).collect::<Vec<_>>(),
-        "scrape": scrape(&p.scrape),
-        "health": health(&p.health),
+        "scrape": p.scrape,
+        "health": p.health,
         "prefixCache": prefix_cache(&p.prefix),
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),
         "objective": p.objective.map(objective),
@@ -134,30 +133,6 @@ fn dns(d: &DnsSource) -> Value {
         "refresh": show_duration(d.refresh),
         "engine": d.engine,
         "metrics": metrics(&d.metrics),
-    })
-}
-
-fn scrape(s: &ScrapeSettings) -> Value {
-    json!({
-        "interval": show_duration(s.interval),
-        "idleInterval": show_duration(s.idle_interval),
-        "timeout": show_duration(s.timeout),
-        "maxBytes": s.max_bytes,
-        "staleAfter": show_duration(s.stale_after),
-        "insecureSkipVerify": s.insecure_skip_verify,
-        "bearerTokenFile": s.bearer_token_file,
-    })
-}
-
-fn health(h: &HealthPolicy) -> Value {
-    json!({
-        "consecutiveFailures": h.consecutive_failures,
-        "consecutiveConnectFailures": h.consecutive_connect_failures,
-        "ejection": show_duration(h.ejection),
-        "maxEjection": show_duration(h.max_ejection),
-        "slowStart": show_duration(h.slow_start),
-        "errorPeriod": show_duration(h.error_period),
-        "maxEjectionPercent": h.max_ejection_percent,
     })
 }
 

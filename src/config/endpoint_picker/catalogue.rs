@@ -20,8 +20,8 @@ pub(super) enum PluginHandling {
     Policy,
     /// Its parameters become settings.
     Settings(Reads),
-    /// It is always in effect, as the text describes, so that the listed parameters change nothing.
-    BuiltIn(&'static str, &'static [&'static str]),
+    /// It is always in effect.
+    BuiltIn,
     /// Accepted without effect, with the reason. `None`: its parameters are not checked.
     Idle(&'static str, Option<&'static [&'static str]>),
     /// Rejected, with the reason: without it requests would go to other endpoints than its user expects.
@@ -79,6 +79,21 @@ pub(super) struct PluginEntry {
     pub slots: &'static [Slot],
     /// How it is handled.
     pub fate: PluginHandling,
+    /// Its parameters that change nothing.
+    pub inert: &'static [Inert],
+}
+
+/// Parameters of a plugin that change nothing, and why.
+pub(super) type Inert = (&'static [&'static str], &'static str);
+
+impl PluginEntry {
+    const fn with(self, inert: &'static [Inert]) -> Self {
+        Self { inert, ..self }
+    }
+
+    const fn also_called(self, aliases: &'static [&'static str]) -> Self {
+        Self { aliases, ..self }
+    }
 }
 
 /// The entry for a type, by any of its names.
@@ -108,7 +123,6 @@ pub(super) const IMPLICIT: &[&str] = &[
 
 const DCGM: &str = "DCGM exporters are not scraped; `GPUUtilization` is `gpu_busy_time_ratio` of the server's own \
                     metrics page, and unknown where the page has none";
-const EVICTION: &str = "sheddable requests are evicted in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions \
                         serve; in Attaché's own file `disaggregation.together` names the labels";
@@ -120,16 +134,101 @@ const SESSIONS: &str = "turns and times of sessions are not recorded; `session-a
 const RETENTION: &str = "servers are not told how long to keep blocks, so their own rule decides; requests of a session \
                          go to the server that has its blocks by `prefix-cache-scorer` or a session affinity";
 /// A parser: the request's path decides which one reads a body.
-const BY_PATH: PluginHandling = PluginHandling::BuiltIn("", &[]);
+const BY_PATH: PluginHandling = PluginHandling::BuiltIn;
 const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the \
                             requests that this picker has sent there and by their responses";
 
+/// Why the parameters of latency predictors have no effect.
+const LEARNED: &str = "each server's speed is learned from its responses";
+/// The parameters of latency predictors.
+const LEARNED_PARAMETERS: &[&str] = &[
+    "contextTTL",
+    "endpointRoleLabel",
+    "maxDecodeTokenSamplesForPrediction",
+    "maxSampledTokens",
+    "predictInPrepareData",
+    "predictInProduce",
+    "prefixMatchInfoProducerName",
+    "samplingMean",
+    "sloBufferFactor",
+    "streamingMode",
+    "useEncoderCacheFeatures",
+];
+const ONE_INDEX: &str = "a pool has one index of prefixes";
+const CALIBRATION: &[&str] = &["prefillCalibrationFile", "prefillCalibrationFingerprint", "prefillCalibrationRequired"];
+const MEASURED: &str = "calibration records are not read; `peakPrefillThroughput` says the measured tokens per second";
+const ROOM: &str = "each server reports how many blocks it can hold";
+const TO_THE_END: &str = "prompts are compared to their end";
+
+const PD: &[Inert] = &[
+    (&["prefixPluginType", "prefixPluginName"], ONE_INDEX),
+    (&["hashBlockSize"], "the pool's blocks are counted"),
+    (&["primaryPort"], "each rank of a server is an endpoint of its own"),
+];
+/// llm-d's older files give `disagg-profile-handler` the parameters of `pd-profile-handler`.
+const DISAGG: &[Inert] = &[
+    PD[0],
+    PD[1],
+    PD[2],
+    (&["threshold"], "a decider says which requests are split, such as `prefix-based-pd-decider`"),
+];
+/// Limits of the index that have no counterpart in Attaché.
+const BOUNDS: &[Inert] = &[
+    (&["autoTune", "lruCapacityPerServer"], ROOM),
+    (&["maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"], TO_THE_END),
+];
+const PREFIX_SCORER: &[Inert] =
+    &[BOUNDS[0], BOUNDS[1], (&["kvCacheRedisAddr"], "what servers hold is read from their own events")];
+const P2P: &[Inert] = &[
+    (&["prefixMatchInfoProducerName"], ONE_INDEX),
+    (&["prefillProfileName"], "the prefill profile is the one that the profile handler names"),
+];
+const BURST: &[Inert] = &[
+    (
+        &["windowDurationMs", "maxBatchSize"],
+        "arrivals are not held back; `prefix-cache-scorer` sends a prompt to the server that computes the same prefix",
+    ),
+    (
+        &["maxPerReplica", "balanceBy", "minColocateBlocks"],
+        "scorers of load, such as `token-load-scorer`, limit how many requests go to one server",
+    ),
+];
+const EMBEDDINGS: &[Inert] = &[(
+    &["cacheSizeInEmbeddingsPerServer"],
+    "items are counted, not their embeddings; `cacheSizeInMBPerServer` says how many, one for each 2 MiB",
+)];
+/// The scorer has the parameters of its producer under their older names.
+const LATENCY: &[Inert] = &[
+    (&["negHeadroomTTFTWeight", "negHeadroomTPOTWeight"], "`ttftWeight` and `tpotWeight` hold for it too"),
+    (LEARNED_PARAMETERS, LEARNED),
+    (
+        &["affinityGateTau", "affinityGateTauGlobal", "epsilonExploreSticky", "epsilonExploreNeg"],
+        "`prefix-cache-affinity-filter` and `slo-headroom-tier-filter` are the gates and say their figures",
+    ),
+    (
+        &["explorationRate", "minInflightGap", "ttftPercentilesProducerName"],
+        "predictions at the server's present load are compared, and each server's speed is learned from its responses",
+    ),
+    (&["selectionMode"], "the profile's picker says it: `max-score-picker` or `weighted-random-picker`"),
+];
+const METRICS_SOURCE: &[Inert] = &[(
+    &["caCertPath", "clientCertPath", "clientKeyPath"],
+    "certificates are checked against those that the system trusts, and none is shown",
+)];
+const CORE_METRICS: &[Inert] = &[
+    (&["engineLabelKey"], "endpoints of `--endpoint` have no labels"),
+    (
+        &["engineConfigs", "queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec", "loraSpec", "cacheInfoSpec"],
+        "an engine's metrics are read under the names that it gives them",
+    ),
+];
+
 const fn part(name: &'static str) -> PluginEntry {
-    PluginEntry { name, aliases: &[], slots: &[], fate: PluginHandling::Part }
+    other(name, &[], PluginHandling::Part)
 }
 
 const fn other(name: &'static str, slots: &'static [Slot], fate: PluginHandling) -> PluginEntry {
-    PluginEntry { name, aliases: &[], slots, fate }
+    PluginEntry { name, aliases: &[], slots, fate, inert: &[] }
 }
 
 /// All types: parts of the pipeline first, by kind.
@@ -140,20 +239,10 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     part("encode-filter"),
     part("endpoint-attribute-filter"),
     part("header-based-testing-filter"),
-    PluginEntry {
-        name: "label-selector-filter",
-        aliases: &["by-label-selector", "by-label"],
-        slots: &[],
-        fate: PluginHandling::Part,
-    },
+    part("label-selector-filter").also_called(&["by-label-selector", "by-label"]),
     part("prefill-filter"),
-    other("prefix-cache-affinity-filter", &[], PluginHandling::PartAnd(mapping::affinity)),
-    PluginEntry {
-        name: "session-affinity-filter",
-        aliases: &["multicluster-session-affinity-filter"],
-        slots: &[],
-        fate: PluginHandling::Part,
-    },
+    part("prefix-cache-affinity-filter").with(&[(CALIBRATION, MEASURED)]),
+    part("session-affinity-filter").also_called(&["multicluster-session-affinity-filter"]),
     part("slo-headroom-tier-filter"),
     part("topology-affinity-filter"),
     part("utilization-filter"),
@@ -163,35 +252,17 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     part("active-request-scorer"),
     part("endpoint-attribute-scorer"),
     part("header-label-affinity-scorer"),
-    PluginEntry {
-        name: "kv-cache-utilization-scorer",
-        aliases: &["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"],
-        slots: &[],
-        fate: PluginHandling::Part,
-    },
-    PluginEntry {
-        name: "latency-scorer",
-        aliases: &["predicted-latency-scorer", "latency-observation-scorer-hub"],
-        slots: &[],
-        fate: PluginHandling::PartAnd(mapping::latency),
-    },
+    part("kv-cache-utilization-scorer").also_called(&["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"]),
+    part("latency-scorer").with(LATENCY).also_called(&["predicted-latency-scorer", "latency-observation-scorer-hub"]),
     part("lmetric-scorer"),
     part("load-aware-scorer"),
     part("lora-affinity-scorer"),
-    other("no-hit-lru-scorer", &[], PluginHandling::PartAnd(mapping::one_index)),
+    part("no-hit-lru-scorer").with(&[(&["prefixPluginType", "prefixPluginName"], ONE_INDEX)]),
     other("precise-prefix-cache-scorer", &[Slot::Extractor], PluginHandling::PartAnd(mapping::precise_prefix)),
-    PluginEntry {
-        name: "prefix-cache-scorer",
-        aliases: &["multicluster-prefix-cache-scorer"],
-        slots: &[],
-        fate: PluginHandling::PartAnd(mapping::prefix_scorer),
-    },
-    PluginEntry {
-        name: "queue-scorer",
-        aliases: &["multicluster-queue-scorer"],
-        slots: &[],
-        fate: PluginHandling::Part,
-    },
+    other("prefix-cache-scorer", &[], PluginHandling::PartAnd(mapping::prefix_scorer))
+        .with(PREFIX_SCORER)
+        .also_called(&["multicluster-prefix-cache-scorer"]),
+    part("queue-scorer").also_called(&["multicluster-queue-scorer"]),
     part("running-requests-size-scorer"),
     part("session-affinity-scorer"),
     part("token-load-scorer"),
@@ -207,76 +278,59 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     part("random-picker"),
     part("weighted-random-picker"),
     part("data-parallel-profile-handler"),
-    other("disagg-profile-handler", &[], PluginHandling::PartAnd(mapping::disagg)),
+    part("disagg-profile-handler").with(DISAGG),
     part("header-profile-handler"),
-    other("pd-profile-handler", &[], PluginHandling::PartAnd(mapping::pd)),
+    part("pd-profile-handler").with(PD),
     part("single-profile-handler"),
     // Prefill, decode and encode on servers of their own.
     part("always-disagg-multimodal-decider"),
     part("always-disagg-pd-decider"),
     // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request with such workers.
-    PluginEntry {
-        name: "disagg-headers-handler",
-        aliases: &["prefill-header-handler"],
-        slots: &[],
-        fate: PluginHandling::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]),
-    },
+    other("disagg-headers-handler", &[], PluginHandling::BuiltIn)
+        .also_called(&["prefill-header-handler"])
+        .with(&[(&["prefillProfile", "encodeProfile"], BY_HANDLER)]),
     other("disaggregatedset-rollout-screener", &[], PluginHandling::Idle(TOGETHER, None)),
     other("disaggregatedset-rollout-pod-extractor", &[Slot::Extractor], PluginHandling::Idle(TOGETHER, None)),
     other("reserve-endpoint", &[], PluginHandling::Idle(RESERVED, None)),
-    other("prefix-based-pd-decider", &[], PluginHandling::PartAnd(mapping::one_index)),
+    part("prefix-based-pd-decider").with(&[(&["prefixPluginType", "prefixPluginName"], ONE_INDEX)]),
     other("dp-rank-header-handler", &[], PluginHandling::Settings(mapping::choose_rank)),
-    other("p2p-source-producer", &[], PluginHandling::Settings(mapping::p2p_source)),
+    other("p2p-source-producer", &[], PluginHandling::Settings(mapping::p2p_source)).with(P2P),
     // Producers.
-    PluginEntry {
-        name: "approx-prefix-cache-producer",
-        aliases: &["multicluster-approx-prefix-cache-producer"],
-        slots: &[],
-        fate: PluginHandling::Settings(mapping::approx_prefix),
-    },
-    other(
-        "inflight-load-producer",
-        &[],
-        PluginHandling::BuiltIn(
-            "requests and prompt tokens in flight are counted as they are",
-            &[
-                "addEstimatedOutputTokens",
-                "outputRatio",
-                "maxEstimatedOutputTokens",
-                "prefixMatchInfoProducerName",
-                "syncCrossReplicaState",
-            ],
-        ),
-    ),
+    other("approx-prefix-cache-producer", &[], PluginHandling::Settings(mapping::approx_prefix))
+        .with(BOUNDS)
+        .also_called(&["multicluster-approx-prefix-cache-producer"]),
+    other("inflight-load-producer", &[], PluginHandling::BuiltIn).with(&[(
+        &[
+            "addEstimatedOutputTokens",
+            "outputRatio",
+            "maxEstimatedOutputTokens",
+            "prefixMatchInfoProducerName",
+            "syncCrossReplicaState",
+        ],
+        "requests and prompt tokens in flight are counted as they are",
+    )]),
     other("precise-prefix-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::precise_prefix)),
-    other("predicted-latency-producer", &[], PluginHandling::BuiltIn(mapping::LEARNED, mapping::LEARNED_PARAMETERS)),
-    other(
-        "session-id-producer",
-        &[],
-        PluginHandling::BuiltIn("the plugin that uses sessions names the header", &["headerName", "cookieName"]),
-    ),
+    other("predicted-latency-producer", &[], PluginHandling::BuiltIn).with(&[(LEARNED_PARAMETERS, LEARNED)]),
+    other("session-id-producer", &[], PluginHandling::BuiltIn)
+        .with(&[(&["headerName", "cookieName"], "the plugin that uses sessions names the header")]),
     other("session-state-producer", &[], PluginHandling::Idle(SESSIONS, None)),
     other("session-manager", &[], PluginHandling::Idle(SESSIONS, None)),
     other("session-interturn-latency-producer", &[], PluginHandling::Idle(RETENTION, None)),
     other("kv-cache-hint-v2", &[], PluginHandling::Idle(RETENTION, None)),
     other("kv-cache-retention", &[], PluginHandling::Idle(RETENTION, None)),
-    PluginEntry {
-        name: "token-producer",
-        aliases: &["tokenizer"],
-        slots: &[],
-        fate: PluginHandling::Settings(mapping::tokens),
-    },
-    other("burst-prefix-cache-producer", &[], PluginHandling::Settings(mapping::burst_prefix)),
-    other("mm-embeddings-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::embeddings_cache)),
+    other("token-producer", &[], PluginHandling::Settings(mapping::tokens))
+        .with(&[(&["udsTokenizerConfig"], "the tokenizer of `vllm` is asked over HTTP")])
+        .also_called(&["tokenizer"]),
+    other("burst-prefix-cache-producer", &[], PluginHandling::Settings(mapping::burst_prefix)).with(BURST),
+    other("mm-embeddings-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::embeddings_cache))
+        .with(EMBEDDINGS),
     // The data layer.
-    other("metrics-data-source", &[Slot::Source], PluginHandling::Settings(mapping::metrics_source)),
-    PluginEntry {
-        name: "core-metrics-extractor",
-        aliases: &["model-server-protocol-metrics"],
-        slots: &[Slot::Extractor],
-        fate: PluginHandling::Settings(mapping::core_metrics),
-    },
-    other("endpoint-notification-source", &[Slot::Source], PluginHandling::BuiltIn("", &[])),
+    other("metrics-data-source", &[Slot::Source], PluginHandling::Settings(mapping::metrics_source))
+        .with(METRICS_SOURCE),
+    other("core-metrics-extractor", &[Slot::Extractor], PluginHandling::Settings(mapping::core_metrics))
+        .with(CORE_METRICS)
+        .also_called(&["model-server-protocol-metrics"]),
+    other("endpoint-notification-source", &[Slot::Source], PluginHandling::BuiltIn),
     other(
         "models-data-source",
         &[Slot::Source],
@@ -288,19 +342,14 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
         PluginHandling::Idle("which adapters a server has is read from its metrics", None),
     ),
     other("models-responder", &[], PluginHandling::Settings(mapping::models_responder)),
-    other("topology-extractor", &[Slot::Extractor], PluginHandling::BuiltIn("", &[])),
+    other("topology-extractor", &[Slot::Extractor], PluginHandling::BuiltIn),
     other(
         "k8s-notification-source",
         &[Slot::Source],
         PluginHandling::Idle("the pool's own objects in Kubernetes are watched without it", None),
     ),
     other("local-syncer", &[Slot::Syncer], PluginHandling::Idle(BY_SYNC, None)),
-    PluginEntry {
-        name: "redis-syncer",
-        aliases: &["redis-state-store"],
-        slots: &[Slot::Syncer],
-        fate: PluginHandling::Idle(BY_SYNC, None),
-    },
+    other("redis-syncer", &[Slot::Syncer], PluginHandling::Idle(BY_SYNC, None)).also_called(&["redis-state-store"]),
     other("dcgm-data-source", &[Slot::Source], PluginHandling::Idle(DCGM, None)),
     other("dcgm-extractor", &[Slot::Extractor], PluginHandling::Idle(DCGM, None)),
     other("file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::file_discovery)),
@@ -317,12 +366,8 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     other("latency-slo-admitter", &[], PluginHandling::Policy),
     other("probabilistic-admitter", &[], PluginHandling::Policy),
     other("global-strict-fairness-policy", &[Slot::Fairness], PluginHandling::Policy),
-    PluginEntry {
-        name: "program-aware-fairness",
-        aliases: &["program-aware-fairness-policy"],
-        slots: &[Slot::Fairness],
-        fate: PluginHandling::Policy,
-    },
+    other("program-aware-fairness", &[Slot::Fairness], PluginHandling::Policy)
+        .also_called(&["program-aware-fairness-policy"]),
     other("round-robin-fairness-policy", &[Slot::Fairness], PluginHandling::Policy),
     other("edf-ordering-policy", &[Slot::Ordering], PluginHandling::Policy),
     other("fcfs-ordering-policy", &[Slot::Ordering], PluginHandling::Policy),
@@ -330,18 +375,9 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     other("priority-holdback-policy", &[Slot::UsageLimit], PluginHandling::Policy),
     other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], PluginHandling::Policy),
     other("static-usage-limit-policy", &[Slot::UsageLimit], PluginHandling::Policy),
-    PluginEntry {
-        name: "sheddable-eviction-filter",
-        aliases: &["eviction-sheddable-filter"],
-        slots: &[],
-        fate: PluginHandling::BuiltIn(EVICTION, &[]),
-    },
-    PluginEntry {
-        name: "priority-then-time-eviction-order-policy",
-        aliases: &["eviction-priority-then-time-ordering"],
-        slots: &[],
-        fate: PluginHandling::BuiltIn(EVICTION, &[]),
-    },
+    other("sheddable-eviction-filter", &[], PluginHandling::BuiltIn).also_called(&["eviction-sheddable-filter"]),
+    other("priority-then-time-eviction-order-policy", &[], PluginHandling::BuiltIn)
+        .also_called(&["eviction-priority-then-time-ordering"]),
     // Reports about a request.
     other("destination-endpoint-served-verifier", &[], PluginHandling::Settings(mapping::served_verifier)),
     other("request-attribute-reporter", &[], PluginHandling::Settings(mapping::attribute_reporter)),
@@ -349,5 +385,5 @@ pub(super) const CATALOGUE: &[PluginEntry] = &[
     other("multicluster-file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::cluster_discovery)),
     other("multicluster-metrics-data-source", &[Slot::Source], PluginHandling::Idle(MULTICLUSTER, None)),
     other("multicluster-metrics-extractor", &[Slot::Extractor], PluginHandling::Idle(MULTICLUSTER, None)),
-    other("latency-observer-producer-hub", &[Slot::Source], PluginHandling::Idle(mapping::LEARNED, None)),
+    other("latency-observer-producer-hub", &[Slot::Source], PluginHandling::Idle(LEARNED, None)),
 ];

@@ -13,10 +13,9 @@ use crate::schema::{self, Opt, Parameters, Strategy};
 use attache_config_schema::decode::{Bytes, Fields, Read, Sink};
 use attache_config_schema::diagnostic::{At, Span};
 use attache_config_schema::document::{Node, Value};
-use attache_flow::registry::{ADMITTERS, CEILINGS, FAIRNESS, ORDERINGS, PolicyDescriptor, find};
+use attache_flow::registry::{ADMITTERS, find};
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS};
 use attache_flow::{EvictRunning, Overflow};
-use attache_scheduling::plugin::ParamError;
 use serde_json::{Map, Value as Json};
 use std::time::Duration;
 
@@ -29,17 +28,6 @@ const DEFAULT_ORDERING: &str = "fcfs-ordering-policy";
 
 /// Default time in the queue in both projects: 60 s.
 const DEFAULT_TTL: Duration = Duration::from_secs(60);
-
-/// The error if a policy of this type can't be built with these parameters.
-pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
-    fn of<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
-        (find(policies, kind)?.build)(parameters).err()
-    }
-    of(FAIRNESS, kind, parameters)
-        .or_else(|| of(ORDERINGS, kind, parameters))
-        .or_else(|| of(CEILINGS, kind, parameters))
-        .or_else(|| of(ADMITTERS, kind, parameters))
-}
 
 /// Reads `saturationDetector` and `flowControl`.
 pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {

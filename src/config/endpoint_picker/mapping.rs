@@ -63,8 +63,6 @@ pub(super) fn p2p_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     } else {
         set(&mut to.source_tokens, Some(least), &path, sink);
     }
-    ignored(f, &["prefixMatchInfoProducerName"], "a pool has one index of prefixes", sink);
-    ignored(f, &["prefillProfileName"], "the prefill profile is the one that the profile handler names", sink);
 }
 
 /// `disaggregation` of a pool whose handler gives `given`, with the transfer of cached prefixes from other servers.
@@ -74,7 +72,7 @@ pub(super) fn fetching(given: Opt<schema::Disaggregation>, source_tokens: Opt<u3
         // No handler splits requests: the sidecar only fetches.
         let span = least.span;
         let kind = At { value: DeciderKind::Never, span };
-        let never = schema::Decider { kind, non_cached_tokens: None, prompt_tokens: None };
+        let never = schema::Decider::plain(kind);
         let value = schema::Disaggregation {
             mode: Some(At { value: DisaggregationMode::Header, span }),
             decider: Some(At { value: never, span }),
@@ -108,7 +106,7 @@ fn set<T>(to: &mut Opt<T>, value: Opt<T>, path: &str, sink: &mut Sink) {
 /// Reads `key` into a setting that no earlier plugin has set.
 macro_rules! take {
     ($fields:ident, $key:literal => $to:expr, $sink:ident) => {
-        let value = $fields.get($key, $sink);
+        let value = schema::get(&mut *$fields, $key, $sink);
         set(&mut $to, value, &$fields.path_of($key), $sink);
     };
 }
@@ -138,14 +136,6 @@ fn within(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink, read: imp
 /// `approx-prefix-cache-producer`
 pub(super) fn approx_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     block_size(f, BYTES_PER_TOKEN, to, sink);
-    bounds(f, sink);
-}
-
-/// Limits of the index that have no counterpart in Attaché.
-fn bounds(f: &mut Fields<'_>, sink: &mut Sink) {
-    const ROOM: &str = "each server reports how many blocks it can hold";
-    ignored(f, &["autoTune", "lruCapacityPerServer"], ROOM, sink);
-    ignored(f, &["maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"], "prompts are compared to their end", sink);
 }
 
 /// Reads the block size in tokens, or under its older name in units of which `old_units` make a token.
@@ -182,32 +172,14 @@ pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
     if tracks || f.node("indexerConfig").is_some() || f.node("kvEventsConfig").is_some() {
         precise_prefix(f, to, sink);
     }
-    ignored(f, &["kvCacheRedisAddr"], "what servers hold is read from their own events", sink);
     block_size_in(f, "hashBlockSize", BYTES_PER_TOKEN, to, sink);
     block_size(f, BYTES_PER_TOKEN, to, sink);
-    bounds(f, sink);
-}
-
-/// The prefix index of `no-hit-lru-scorer` and `prefix-based-pd-decider`.
-pub(super) fn one_index(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
-    ignored(f, &["prefixPluginType", "prefixPluginName"], "a pool has one index of prefixes", sink);
-}
-
-/// `disagg-profile-handler`, to which llm-d's older files give parameters of `pd-profile-handler`.
-pub(super) fn disagg(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
-    pd(f, to, sink);
-    ignored(f, &["threshold"], "a decider says which requests are split, such as `prefix-based-pd-decider`", sink);
 }
 
 /// `burst-prefix-cache-producer`: a prompt in flight counts as cached at its endpoint, so that equal prompts which
 /// arrive together go to one endpoint without waiting for each other.
 pub(super) fn burst_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     block_size_in(f, "blockSizeTokens", 1, to, sink);
-    const AT_ONCE: &str =
-        "arrivals are not held back; `prefix-cache-scorer` sends a prompt to the server that computes the same prefix";
-    ignored(f, &["windowDurationMs", "maxBatchSize"], AT_ONCE, sink);
-    const BY_SCORERS: &str = "scorers of load, such as `token-load-scorer`, limit how many requests go to one server";
-    ignored(f, &["maxPerReplica", "balanceBy", "minColocateBlocks"], BY_SCORERS, sink);
 }
 
 /// `mm-embeddings-cache-producer`, whose size becomes a parameter of the scorer.
@@ -218,58 +190,7 @@ pub(super) fn embeddings_cache(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Si
             sink.out_of_range(at.span, &path, 0, "1 or more");
         }
     }
-    const ITEMS: &str =
-        "items are counted, not their embeddings; `cacheSizeInMBPerServer` says how many, one for each 2 MiB";
-    ignored(f, &["cacheSizeInEmbeddingsPerServer"], ITEMS, sink);
 }
-
-/// `prefix-cache-affinity-filter`
-pub(super) fn affinity(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
-    const MEASURED: &str =
-        "calibration records are not read; `peakPrefillThroughput` says the measured tokens per second";
-    const KEYS: &[&str] = &["prefillCalibrationFile", "prefillCalibrationFingerprint", "prefillCalibrationRequired"];
-    ignored(f, KEYS, MEASURED, sink);
-}
-
-/// `latency-scorer`, with the parameters of its producer under their older names.
-pub(super) fn latency(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
-    ignored(
-        f,
-        &["negHeadroomTTFTWeight", "negHeadroomTPOTWeight"],
-        "`ttftWeight` and `tpotWeight` hold for it too",
-        sink,
-    );
-    ignored(f, LEARNED_PARAMETERS, LEARNED, sink);
-    const GATES: &str =
-        "`prefix-cache-affinity-filter` and `slo-headroom-tier-filter` are the gates and say their figures";
-    ignored(f, &["affinityGateTau", "affinityGateTauGlobal", "epsilonExploreSticky", "epsilonExploreNeg"], GATES, sink);
-    const OBSERVED: &str =
-        "predictions at the server's present load are compared, and each server's speed is learned from its responses";
-    ignored(f, &["explorationRate", "minInflightGap", "ttftPercentilesProducerName"], OBSERVED, sink);
-    ignored(
-        f,
-        &["selectionMode"],
-        "the profile's picker says it: `max-score-picker` or `weighted-random-picker`",
-        sink,
-    );
-}
-
-/// Why the parameters of latency predictors have no effect.
-pub(super) const LEARNED: &str = "each server's speed is learned from its responses";
-/// The parameters of latency predictors.
-pub(super) const LEARNED_PARAMETERS: &[&str] = &[
-    "contextTTL",
-    "endpointRoleLabel",
-    "maxDecodeTokenSamplesForPrediction",
-    "maxSampledTokens",
-    "predictInPrepareData",
-    "predictInProduce",
-    "prefixMatchInfoProducerName",
-    "samplingMean",
-    "sloBufferFactor",
-    "streamingMode",
-    "useEncoderCacheFeatures",
-];
 
 /// `agent-identity`: requests of one session of a coding agent are one flow.
 pub(super) fn agent_identity(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
@@ -279,13 +200,6 @@ pub(super) fn agent_identity(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
     let usual = AGENT_HEADERS.map(|name| At { value: name.to_owned(), span: f.span });
     let headers = more.into_iter().chain(usual).collect();
     set(&mut to.exchange.session_headers, Some(At { value: headers, span }), &path, sink);
-}
-
-/// `pd-profile-handler`
-pub(super) fn pd(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
-    one_index(f, to, sink);
-    ignored(f, &["hashBlockSize"], "the pool's blocks are counted", sink);
-    ignored(f, &["primaryPort"], "each rank of a server is an endpoint of its own", sink);
 }
 
 /// `token-producer`
@@ -299,7 +213,6 @@ pub(super) fn tokens(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
         within(f, key, sink, |f, sink| renderer = Some(remote(f, span.unwrap_or_default(), sink)));
     }
     let estimate = f.node("estimate").map(|n| n.span);
-    ignored(f, &["udsTokenizerConfig"], "the tokenizer of `vllm` is asked over HTTP", sink);
     let estimating = estimate.is_some() || backend.as_ref().is_some_and(|b| b.value == "estimate");
     let tokenizer = match (renderer, model, &backend) {
         (Some(renderer), ..) => Some(renderer),
@@ -461,8 +374,6 @@ pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
     // Upstream does not verify certificates by default.
     let skip = f.get("insecureSkipVerify", sink).unwrap_or(At { value: true, span: f.span });
     set(&mut to.scrape.insecure_skip_verify, Some(skip), &f.path_of("insecureSkipVerify"), sink);
-    const SYSTEM: &str = "certificates are checked against those that the system trusts, and none is shown";
-    ignored(f, &["caCertPath", "clientCertPath", "clientKeyPath"], SYSTEM, sink);
 }
 
 /// `file-discovery`
@@ -483,12 +394,8 @@ pub(super) fn cluster_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut 
 
 /// `core-metrics-extractor`
 pub(super) fn core_metrics(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
-    let engine = schema::word(f, "defaultEngine", sink);
+    let engine = schema::get(f, "defaultEngine", sink);
     set(&mut to.endpoints.engine, engine, &f.path_of("defaultEngine"), sink);
-    ignored(f, &["engineLabelKey"], "endpoints of `--endpoint` have no labels", sink);
-    const NAMES: &[&str] =
-        &["engineConfigs", "queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec", "loraSpec", "cacheInfoSpec"];
-    ignored(f, NAMES, "an engine's metrics are read under the names that it gives them", sink);
 }
 
 /// `destination-endpoint-served-verifier`

@@ -21,11 +21,10 @@ mod tests;
 
 use super::decode::{Fields, Sink};
 use super::defaults::DEFAULT_POOL;
-use super::diagnostic::{At, Code, Diagnostic, Span, closest};
+use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::schema::{self, File};
 use attache_scheduling::Registry;
-use catalogue::IMPLICIT;
 use mapping::Mapped;
 use plugins::Plugins;
 
@@ -34,8 +33,6 @@ pub(super) const KIND: &str = "EndpointPickerConfig";
 /// Supported versions: those of both projects, the present one first, and a group in some of GIE's documentation.
 const API_VERSIONS: &[&str] =
     &["llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1", "config.x-k8s.io/v1alpha1"];
-/// The strategy of such a file.
-const PIPELINE: &str = "pipeline";
 
 /// Whether the document is of this kind.
 pub(super) fn is(root: &Node) -> bool {
@@ -125,41 +122,49 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         (_, events) => events,
     };
     let prefix = schema::PrefixCache { block_size, tokenizer, kv_events, choose_rank, ..Default::default() };
+    check_ranges(&prefix, disaggregation.as_ref(), flow_control.as_ref(), &scrape, sink);
     let pool = schema::Pool {
         name: At { value: DEFAULT_POOL.to_owned(), span },
-        matches: None,
-        reject_unknown_models: None,
-        default_model: None,
         strategy,
-        strategies: Vec::new(),
-        request_strategy: None,
-        destination: schema::DestinationSection::default(),
-        endpoints: Vec::new(),
-        dns: Vec::new(),
         endpoints_file,
-        kubernetes: None,
-        rewrites: Vec::new(),
         scrape,
-        health: schema::Health::default(),
         prefix_cache: Some(At { value: prefix, span }),
         disaggregation,
         flow_control,
-        objective: None,
-        deadline_admission: None,
         from_flags: Some(endpoints),
+        ..schema::Pool::default()
     };
     let pools = Some(At { value: vec![At { value: pool, span }], span });
     File { exchange, pools, ..File::default() }
 }
 
-/// Reports a reference to an undeclared plugin.
-fn undefined(at: &At<String>, path: &str, declared: &Plugins, sink: &mut Sink) {
-    let shown: String = at.value.chars().take(60).collect();
-    let message = format!("no plugin is called `{shown}`");
-    let diagnostic = Diagnostic::new(Code::UndefinedReference, path, message).at(at.span);
-    let help = match closest(&at.value, declared.names().chain(IMPLICIT.iter().copied())) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => "declare it under `plugins`; a plugin without a name is called like its type".to_owned(),
-    };
-    sink.push(diagnostic.help(help));
+/// Reports values outside the ranges of the keys that they were mapped to.
+fn check_ranges(
+    prefix: &schema::PrefixCache,
+    disaggregation: Option<&At<schema::Disaggregation>>,
+    flow_control: Option<&At<schema::FlowControl>>,
+    scrape: &schema::Scrape,
+    sink: &mut Sink,
+) {
+    prefix.check_ranges("pools[0].prefixCache", sink);
+    if let Some(at) = &prefix.kv_events {
+        at.value.check_ranges("pools[0].prefixCache.kvEvents", sink);
+    }
+    if let Some(at) = &prefix.tokenizer {
+        at.value.check_ranges("pools[0].prefixCache.tokenizer", sink);
+    }
+    if let Some(at) = disaggregation {
+        at.value.check_ranges("pools[0].disaggregation", sink);
+    }
+    if let Some(at) = flow_control {
+        let (path, flow) = ("pools[0].flowControl", &at.value);
+        flow.check_ranges(path, sink);
+        for (key, band) in [("defaultBand", &flow.default_band), ("sheddableBand", &flow.sheddable_band)] {
+            band.iter().for_each(|at| at.value.check_ranges(&format!("{path}.{key}"), sink));
+        }
+        for (i, band) in flow.bands.iter().flat_map(|at| &at.value).enumerate() {
+            band.value.check_ranges(&format!("{path}.bands[{i}]"), sink);
+        }
+    }
+    scrape.check_ranges("pools[0].scrape", sink);
 }

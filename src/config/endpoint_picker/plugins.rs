@@ -1,12 +1,11 @@
 //! The section `plugins`: names, types and parameters, and how each is handled.
 
 use super::catalogue::{self, IMPLICIT, PluginEntry, PluginHandling, Slot};
-use super::flow;
 use super::mapping::{Mapped, ignored};
-use super::undefined;
 use attache_config_schema::decode::{Fields, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
 use attache_config_schema::document::{Node, Value};
+use attache_flow::registry::{ADMITTERS, CEILINGS, FAIRNESS, ORDERINGS, PolicyDescriptor, find};
 use attache_scheduling::facts::session::{AGENT_ATTRIBUTE, AGENT_HEADERS};
 use attache_scheduling::plugin::Plugin;
 use attache_scheduling::registry::Registry;
@@ -228,6 +227,9 @@ fn declare(
     let type_name = entry.map_or(kind.value.as_str(), |e| e.name);
     declared.kind = type_name.to_owned();
     declared.entry = entry;
+    for (keys, why) in entry.map_or(&[][..], |entry| entry.inert) {
+        ignored(&mut f, keys, why, sink);
+    }
     let made = match entry.map(|e| e.fate) {
         None | Some(PluginHandling::Part) => part(&kind, &path, type_name, f, beside, registry, sink),
         Some(PluginHandling::PartAnd(reads)) => {
@@ -236,7 +238,7 @@ fn declare(
         }
         Some(PluginHandling::Policy) => {
             declared.parameters = rest(&f);
-            let error = flow::refused(type_name, &declared.parameters);
+            let error = policy_error(type_name, &declared.parameters);
             error.iter().for_each(|error| refused(type_name, error, &f, sink));
             if error.is_none() {
                 let kept = attache_flow::registry::inert(type_name, &declared.parameters);
@@ -269,7 +271,6 @@ fn apply(
 ) -> bool {
     match fate {
         PluginHandling::Settings(reads) => reads(&mut f, mapped, sink),
-        PluginHandling::BuiltIn(why, keys) => ignored(&mut f, keys, why, sink),
         PluginHandling::Idle(why, keys) => {
             let message = format!("`{}` has no effect: {why}", kind.value);
             sink.push(Diagnostic::new(Code::NoEffect, path, message).at(kind.span));
@@ -284,7 +285,7 @@ fn apply(
             sink.push(Diagnostic::new(Code::UnknownPlugin, path, message).at(kind.span).help(help));
             return false;
         }
-        PluginHandling::Part | PluginHandling::PartAnd(_) | PluginHandling::Policy => {}
+        PluginHandling::BuiltIn | PluginHandling::Part | PluginHandling::PartAnd(_) | PluginHandling::Policy => {}
     }
     f.finish(sink);
     true
@@ -377,6 +378,29 @@ fn unknown(kind: &At<String>, path: &str, registry: &Registry, sink: &mut Sink) 
     let help = match closest(&kind.value, catalogue::names(registry)) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => "docs/reference/plugins.md lists the types that there are".to_owned(),
+    };
+    sink.push(diagnostic.help(help));
+}
+
+/// The error if a policy of this type can't be built with these parameters.
+pub(super) fn policy_error(kind: &str, parameters: &Json) -> Option<ParamError> {
+    fn of<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
+        (find(policies, kind)?.build)(parameters).err()
+    }
+    of(FAIRNESS, kind, parameters)
+        .or_else(|| of(ORDERINGS, kind, parameters))
+        .or_else(|| of(CEILINGS, kind, parameters))
+        .or_else(|| of(ADMITTERS, kind, parameters))
+}
+
+/// Reports a reference to an undeclared plugin.
+pub(super) fn undefined(at: &At<String>, path: &str, declared: &Plugins, sink: &mut Sink) {
+    let shown: String = at.value.chars().take(60).collect();
+    let message = format!("no plugin is called `{shown}`");
+    let diagnostic = Diagnostic::new(Code::UndefinedReference, path, message).at(at.span);
+    let help = match closest(&at.value, declared.names().chain(IMPLICIT.iter().copied())) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => "declare it under `plugins`; a plugin without a name is called like its type".to_owned(),
     };
     sink.push(diagnostic.help(help));
 }

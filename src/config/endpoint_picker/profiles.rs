@@ -3,8 +3,7 @@
 
 use super::catalogue::Slot;
 use super::mapping::{self, Mapped};
-use super::plugins::{Declared, Plugins};
-use super::{PIPELINE, undefined};
+use super::plugins::{Declared, Plugins, undefined};
 use crate::schema::{self, Opt};
 use attache_config_schema::decode::{Fields, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
@@ -13,6 +12,9 @@ use attache_scheduling::division::{Division, StageProfile, Stages};
 use attache_scheduling::plugin::Plugin;
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
+
+/// The strategy of a file of this kind.
+const PIPELINE: &str = "pipeline";
 
 /// The profile that is used if the file has none.
 const DEFAULT_PROFILE: &str = "default";

@@ -209,7 +209,7 @@ fn settings_without_effect_are_warned_of() {
         (
             "approx-prefix-cache-producer",
             "{autoTune: true, blockSizeTokens: 16, blockSize: 64, maxPrefixBlocksToMatch: 256, maxPrefixTokensToMatch: 0, lruCapacityPerServer: 31250}",
-            &["blockSize", "autoTune", "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"],
+            &["autoTune", "lruCapacityPerServer", "maxPrefixBlocksToMatch", "maxPrefixTokensToMatch", "blockSize"],
         ),
         (
             "inflight-load-producer",
@@ -279,7 +279,7 @@ fn catalogue_is_consistent() {
             assert!(names.insert(*name), "{name} twice");
         }
         let part = matches!(entry.fate, PluginHandling::Part | PluginHandling::PartAnd(_));
-        let policy = super::flow::refused(entry.name, &json!({"noSuchParameter": 1})).is_some();
+        let policy = super::plugins::policy_error(entry.name, &json!({"noSuchParameter": 1})).is_some();
         assert_eq!(policy, matches!(entry.fate, PluginHandling::Policy), "{}", entry.name);
         assert!(part || registry().plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
     }

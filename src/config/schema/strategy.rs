@@ -1,7 +1,9 @@
 //! A named strategy or policy with its parameters.
 
-use super::{At, Fields, Node, Read, Sink, Span, Value};
-use crate::diagnostic::{Code, Diagnostic};
+use super::declare::{self, Key, Kind, Section, Setting};
+use crate::diagnostic::{At, Code, Diagnostic, Span};
+use attache_config_schema::decode::{Fields, Sink};
+use attache_config_schema::document::{Node, Value};
 use attache_types::params::ParamError;
 
 /// A strategy or policy: its name alone, or with parameters.
@@ -53,14 +55,14 @@ impl Parameters {
     }
 }
 
-impl Read for Strategy {
+impl Setting for Strategy {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         if let Value::Text(_) = node.value {
-            let value = String::read(node, path, sink)?;
+            let value = <String as Setting>::read(node, path, sink)?;
             return Some(Self { name: At { value, span: node.span }, parameters: None });
         }
         let mut f = Fields::of(node, path, sink)?;
-        let name = f.required("name", sink);
+        let name = declare::required(&mut f, "name", sink);
         let parameters = f.node("parameters").map(|node| Parameters {
             value: node.value.to_json(),
             span: node.span,
@@ -68,5 +70,13 @@ impl Read for Strategy {
         });
         f.finish(sink);
         Some(Self { name: name?, parameters })
+    }
+    fn kind() -> Kind {
+        let name = Key::new("name", "Name of the strategy or policy.", Kind::Text, true);
+        let mut parameters =
+            Key::new("parameters", "Its parameters: see the page about plugins.", Kind::Parameters, false);
+        parameters.absent = "the defaults of the plugin";
+        let note = "A strategy or policy: its name, or a mapping.";
+        Kind::Section(Section { note, keys: vec![name, parameters], alone: Some("name") })
     }
 }

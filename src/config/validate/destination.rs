@@ -2,13 +2,14 @@
 
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
-use crate::defaults::DEFAULT_MAX_DESTINATIONS;
 use crate::schema;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use attache_scheduling::router::{DESTINATION_NAMESPACE, Destination, DestinationNames};
 
+/// The primary and two fallbacks, in `destination: list`.
+pub(super) const DEFAULT_MAX: usize = 3;
 /// 8: most names of one kind. Each is sent with every request.
 const MAX_NAMES: usize = 8;
 /// The header by which AIBrix's gateway connects to a server.
@@ -32,10 +33,8 @@ const TAKEN: [&str; 13] = [
 
 /// Most endpoints that the gateway gets for one request.
 pub(super) fn most(file: &schema::DestinationSection, path: &str, sink: &mut Sink) -> usize {
-    let Some(at) = file.max else { return DEFAULT_MAX_DESTINATIONS };
-    if !(1..=16).contains(&at.value) {
-        sink.out_of_range(at.span, &format!("{path}.destination.max"), at.value, "1 to 16");
-    } else if file.mode.is_none_or(|m| m.value == Destination::Single) && at.value > 1 {
+    let Some(at) = file.max else { return DEFAULT_MAX };
+    if file.mode() == Destination::Single && (2..=16).contains(&at.value) {
         let message = "`max` has no effect: a single endpoint is named";
         sink.push(
             Diagnostic::new(Code::NoEffect, format!("{path}.destination.max"), message)
@@ -123,13 +122,13 @@ fn metadata(list: &At<Vec<At<schema::MetadataKey>>>, path: &str, sink: &mut Sink
     let mut keys: Vec<(Box<str>, Box<str>)> = Vec::with_capacity(list.value.len());
     for (i, At { value, span }) in list.value.iter().enumerate() {
         let path = format!("{path}[{i}]");
-        let namespace = value.namespace.as_ref().map_or(DESTINATION_NAMESPACE, |at| &at.value);
+        let namespace = value.namespace();
         let Some(key) = value.key.as_ref().filter(|key| !key.value.is_empty() && !namespace.is_empty()) else {
             let message = "`key` is missing, or `namespace` or `key` is empty: a metadata key has both";
             sink.push(Diagnostic::new(Code::MissingKey, path, message).at(*span));
             continue;
         };
-        let pair = (namespace.into(), key.value.as_str().into());
+        let pair = (namespace.as_str().into(), key.value.as_str().into());
         if keys.contains(&pair) {
             tell_twice(&format!("{namespace}/{}", key.value), *span, &path, sink);
         } else {

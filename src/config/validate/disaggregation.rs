@@ -1,16 +1,13 @@
 //! The checks of `disaggregation` and of endpoints' roles.
 
-use super::{given, positive};
 use crate::aibrix_env::AibrixDefaults;
-use crate::schema::{self, DeciderKind, DisaggregationMode, Opt, Scheme};
+use crate::schema::{self, DeciderKind, DisaggregationMode, word_of};
 use crate::settings::Disaggregation;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_disagg::attempts::AttemptLimits;
-use attache_disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
-use attache_disagg::policy::{
-    BY_LABEL, DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
-};
+use attache_disagg::connector;
+use attache_disagg::policy::{BY_LABEL, Direct, Fallback, Mode, default_together};
 use attache_pool::ports::{PORT_LABELS, PortError, port};
 use attache_pool::role::ROLE_LABEL;
 use attache_pool::{EndpointSpec, Roles};
@@ -18,9 +15,6 @@ use attache_scheduling::{Decider, SplitPolicy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The connector that most model servers support.
-const DEFAULT_CONNECTOR: &str = "nixl";
 
 /// 60 s: `messageTimeout` of the EnvoyExtensionPolicy that AIBrix installs.
 const AIBRIX_MESSAGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -103,11 +97,7 @@ pub(super) fn of_pool(
         Some(at) => at.value,
         None if by_label => {
             let at = |value| Some(At { value, span: Span::default() });
-            let decider = schema::Decider {
-                kind: At { value: DeciderKind::Strategy, span: Span::default() },
-                non_cached_tokens: None,
-                prompt_tokens: None,
-            };
+            let decider = schema::Decider::plain(At { value: DeciderKind::Strategy, span: Span::default() });
             let decider = Some(At { value: decider, span: Span::default() });
             schema::Disaggregation { connector: at(BY_LABEL.to_owned()), decider, ..Default::default() }
         }
@@ -150,22 +140,18 @@ fn header_mode(file: &schema::Disaggregation, path: &str, sink: &mut Sink) -> Mo
         let message = format!("`{key}` is the sidecar's business with `mode: header`");
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
     }
-    if let Some(at) = file.cache_source_tokens.filter(|at| at.value == 0) {
-        sink.out_of_range(at.span, &format!("{path}.cacheSourceTokens"), at.value, "1 or more");
-    }
-    let source_tokens = file.cache_source_tokens.map(|at| at.value);
-    Mode::Header { source_tokens }
+    Mode::Header { source_tokens: file.cache_source_tokens.map(|at| at.value) }
 }
 
 /// The connector in the file, else in AIBrix's environment, else the default, with its name there; and whether labels
 /// of workers select it.
-fn connector<'f>(
-    file: Option<&'f At<String>>,
+fn connector(
+    file: &schema::Disaggregation,
     path: &str,
     env: &AibrixDefaults,
     sink: &mut Sink,
-) -> Option<(&'static connector::ConnectorDescriptor, &'f str, bool)> {
-    let said = file.map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
+) -> Option<(&'static connector::ConnectorDescriptor, bool)> {
+    let said = &*file.connector();
     let by_label = said == BY_LABEL;
     let name = if by_label { env.kv_connector.unwrap_or(connector::shfs::CONNECTOR.name) } else { said };
     if let Some(of_env) = env.kv_connector.filter(|of_env| *of_env != name) {
@@ -174,12 +160,12 @@ fn connector<'f>(
     }
     let Some(descriptor) = connector::named(name) else {
         let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).chain([BY_LABEL]).collect();
-        let span = file.map(|at| at.span).unwrap_or_default();
+        let span = file.connector.as_ref().map(|at| at.span).unwrap_or_default();
         let shown: String = name.chars().take(60).collect();
         sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
         return None;
     };
-    Some((descriptor, name, by_label))
+    Some((descriptor, by_label))
 }
 
 /// The prefix of API paths on model servers, without a slash at the end.
@@ -208,57 +194,50 @@ fn disaggregation(
     };
     let decider = decider(file.decider.as_ref(), path, sink);
     let split = SplitPolicy { decider, together, whole: true, required: false };
-    if given(file.mode, DisaggregationMode::Direct) == DisaggregationMode::Header {
+    if file.mode() == DisaggregationMode::Header {
         return Some(Disaggregation { split, mode: header_mode(&file, path, sink) });
     }
     if let Some(at) = file.cache_source_tokens {
         let message = "only a sidecar can fetch a cached prefix from another server: this needs `mode: header`";
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.cacheSourceTokens"), message).at(at.span));
     }
-    let (descriptor, name, by_label) = connector(file.connector.as_ref(), path, env, sink)?;
+    let (descriptor, by_label) = connector(&file, path, env, sink)?;
+    let name = descriptor.name;
     let split = SplitPolicy { whole: descriptor.connector.serves_whole(), ..split };
     if let Some(at) = file.decider.as_ref().filter(|_| !split.whole && split.decider == Decider::Never) {
         let message = format!("no request is split, and decode servers of `connector: {name}` serve none that is not");
         let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.decider"), message).at(at.span);
         sink.push(diagnostic.help("leave `decider` out, or `disaggregation` where all servers serve whole requests"));
     }
-    let default_timeout = env.prefill_timeout.unwrap_or(DEFAULT_PREFILL_TIMEOUT);
-    let timeout = positive(&format!("{path}.prefillTimeout"), file.prefill_timeout, default_timeout, sink);
-    let hedge_after =
-        file.hedge_after.map(|at| positive(&format!("{path}.hedgeAfter"), Some(at), Duration::ZERO, sink));
+    let timeout = file.prefill_timeout.map(|at| at.value).or(env.prefill_timeout);
+    let timeout = timeout.unwrap_or_else(|| file.prefill_timeout());
+    let hedge_after = file.hedge_after.map(|at| at.value);
     if let (Some(after), Some(at)) = (hedge_after.filter(|after| *after >= timeout), file.hedge_after) {
         let message = format!("a second server is asked after {after:?}, when the prefill has ended after {timeout:?}");
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.hedgeAfter"), message).at(at.span));
-    }
-    if let Some(at) = file.bootstrap_port.filter(|at| at.value == 0) {
-        sink.out_of_range(at.span, &format!("{path}.bootstrapPort"), at.value, "1 to 65535");
     }
     if let Some(at) = file.decoder_blocks_ttl.filter(|_| !descriptor.connector.carries()) {
         let message = format!("decode servers keep nothing for the next turn with `connector: {name}`");
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.decoderBlocksTtl"), message).at(at.span));
     }
     let path_prefix = path_prefix(file.path_prefix.as_ref(), path, sink);
-    let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
+    let message_timeout = file.message_timeout.map(|at| at.value);
+    let fallback = if exact { Fallback::Fail } else { Fallback::default() };
     let direct = Direct {
         connector: descriptor.connector,
         by_label,
         bounds: AttemptLimits { timeout, hedge_after },
-        message_timeout: message_timeout(file.message_timeout, path, env, sink),
-        fallback: given(file.fallback, if exact { Fallback::Fail } else { Fallback::default() }),
-        scheme: scheme.into(),
+        // That of the file, else AIBrix's where its environment is set.
+        message_timeout: message_timeout.or_else(|| env.is_aibrix().then_some(AIBRIX_MESSAGE_TIMEOUT)),
+        fallback: file.fallback.map_or(fallback, |at| at.value),
+        scheme: word_of(file.scheme()).into(),
         path_prefix: path_prefix.into(),
-        insecure_skip_verify: given(file.insecure_skip_verify, false),
-        bootstrap_port: given(file.bootstrap_port, DEFAULT_BOOTSTRAP_PORT),
-        decoder_blocks_ttl: given(file.decoder_blocks_ttl, DEFAULT_DECODER_BLOCKS_TTL),
+        insecure_skip_verify: file.insecure_skip_verify(),
+        bootstrap_port: file.bootstrap_port(),
+        decoder_blocks_ttl: file.decoder_blocks_ttl(),
     };
     let split = SplitPolicy { required: direct.fallback == Fallback::Fail, ..split };
     Some(Disaggregation { split, mode: Mode::Direct(direct) })
-}
-
-/// The gateway's message timeout: that of the file, else AIBrix's where its environment is set.
-fn message_timeout(file: Opt<Duration>, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> Option<Duration> {
-    let Some(at) = file else { return env.is_aibrix().then_some(AIBRIX_MESSAGE_TIMEOUT) };
-    Some(positive(&format!("{path}.messageTimeout"), Some(at), AIBRIX_MESSAGE_TIMEOUT, sink))
 }
 
 fn decider(file: Option<&At<schema::Decider>>, path: &str, sink: &mut Sink) -> Decider {
@@ -276,13 +255,13 @@ fn decider(file: Option<&At<schema::Decider>>, path: &str, sink: &mut Sink) -> D
         DeciderKind::Never => Decider::Never,
         DeciderKind::Strategy => Decider::Strategy,
         DeciderKind::PrefixBased => {
-            let non_cached_tokens = given(file.non_cached_tokens, 0);
+            let non_cached_tokens = file.non_cached_tokens();
             if non_cached_tokens == 0 {
                 let message = "no request is split: `nonCachedTokens` is 0";
                 let diagnostic = Diagnostic::new(Code::NoEffect, format!("{path}.decider"), message);
                 sink.push(diagnostic.at(file.kind.span).help("give the tokens that are worth a transfer, such as 16"));
             }
-            Decider::PrefixBased { non_cached_tokens, prompt_tokens: given(file.prompt_tokens, 0) }
+            Decider::PrefixBased { non_cached_tokens, prompt_tokens: file.prompt_tokens() }
         }
     }
 }

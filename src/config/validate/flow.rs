@@ -1,8 +1,8 @@
 //! The checks of `flowControl`.
 
+use super::given;
 use super::templates::searches;
-use super::{given, positive};
-use crate::schema::{self, Strategy, Word};
+use crate::schema::{self, Strategy, word_of};
 use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
 use attache_flow::admitter::Admitter;
@@ -10,7 +10,7 @@ use attache_flow::ceiling::Ceiling;
 use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, ORDERINGS, PolicyDescriptor};
 use attache_flow::saturation::Detector;
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
-use attache_flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
+use attache_flow::{BandSettings, Overflow, PoolFlow, Settings};
 use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
 use attache_types::units::show_duration;
 use serde_json::{Value, json};
@@ -33,14 +33,6 @@ const DEFAULT_BURST_TOKENS: u32 = 32_768;
 const DEFAULT_ORDERING: &str = "least-work";
 /// Default overflow: one flow can't lock others out.
 const DEFAULT_OVERFLOW: Overflow = Overflow::LongestFlow;
-
-/// Default preemption: dispatched requests are served, so that no work is lost unless an operator configures it.
-const DEFAULT_EVICT_RUNNING: EvictRunning = EvictRunning::Never;
-
-/// The keyword for a value in the file.
-fn word<W: Word + PartialEq>(value: W) -> &'static str {
-    W::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
-}
 
 /// A selected policy: its name, its parameters and the policy itself.
 struct Chosen<P: ?Sized + 'static> {
@@ -98,18 +90,6 @@ fn choose<P: ?Sized>(
     }
 }
 
-/// Reads a limit of at least 1.
-fn limit(at: Option<At<u64>>, default: u64, path: &str, sink: &mut Sink) -> u64 {
-    if let Some(at) = at.filter(|at| at.value == 0) {
-        sink.out_of_range(at.span, path, 0, "at least 1");
-    }
-    given(at, default)
-}
-
-fn bytes(at: Option<At<Bytes>>) -> Option<At<u64>> {
-    at.map(|at| At { value: at.value.0, span: at.span })
-}
-
 /// Reads a band; returns it with its form in the dump.
 fn band(
     file: &schema::Band,
@@ -142,16 +122,15 @@ fn band(
     let requests = usual.map_or(DEFAULT_BAND_REQUESTS, |b| b.max_requests);
     let held = usual.map_or(DEFAULT_BAND_BYTES, |b| b.max_bytes);
     let overflow = given(file.overflow, usual.map_or(DEFAULT_OVERFLOW, |b| b.overflow));
-    let max_requests = limit(file.max_requests, requests, &format!("{path}.maxRequests"), sink);
-    let max_bytes = limit(bytes(file.max_bytes), held, &format!("{path}.maxBytes"), sink);
-    let inherited = usual.and_then(|b| b.ttl);
-    let ttl = file.ttl.map(|at| positive(&format!("{path}.ttl"), Some(at), at.value, sink)).or(inherited);
+    let max_requests = given(file.max_requests, requests);
+    let max_bytes = given(file.max_bytes, Bytes(held)).0;
+    let ttl = file.ttl.map(|at| at.value).or_else(|| usual.and_then(|b| b.ttl));
     let said = json!({
         "fairness": fairness_said,
         "ordering": ordering_said,
         "maxRequests": max_requests,
         "maxBytes": max_bytes,
-        "overflow": word(overflow),
+        "overflow": word_of(overflow),
         "ttl": ttl.map(show_duration),
     });
     Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow, ttl }, said))
@@ -244,8 +223,7 @@ impl Room {
     /// Divides the memory for queued bodies among the pools with queues. A search counts as one, since any pool that
     /// it finds may have queues.
     pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
-        let has_queues =
-            |flow: &At<schema::FlowControl>| given(flow.value.enabled, false) && given(flow.value.queue, true);
+        let has_queues = |flow: &At<schema::FlowControl>| flow.value.enabled() && flow.value.queue();
         let shares = |pool: &schema::Pool| searches(pool) || pool.flow_control.as_ref().is_some_and(has_queues);
         let sharing = pools.iter().filter(|at| shares(&at.value)).count();
         Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }
@@ -267,7 +245,7 @@ fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink
         );
         sink.push(Diagnostic::new(Code::NoEffect, path, message).at(at.span).help("leave it out, or make it smaller"));
     }
-    limit(bytes(file), room.queued, path, sink)
+    given(file, Bytes(room.queued)).0
 }
 
 /// A policy by the file or by default; `None` if the file's is invalid.
@@ -318,9 +296,9 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
     let sheddable = file.sheddable_band.as_ref().map(|at| &at.value);
     check_priorities(usual, sheddable, path, sink);
     let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
-    let ttl = file.ttl.map(|at| positive(&format!("{path}.ttl"), Some(at), at.value, sink));
-    let empty_ttl = positive(&format!("{path}.emptyTtl"), file.empty_ttl, ttl.unwrap_or(DEFAULT_EMPTY_TTL), sink);
-    let max_requests = limit(file.max_requests, u64::MAX, &format!("{path}.maxRequests"), sink);
+    let ttl = file.ttl.map(|at| at.value);
+    let empty_ttl = given(file.empty_ttl, ttl.unwrap_or(DEFAULT_EMPTY_TTL));
+    let max_requests = given(file.max_requests, u64::MAX);
     let max_bytes = queued_bytes(file.max_bytes, room, &format!("{path}.maxBytes"), sink);
     let shares = shares(file.shares.as_ref().map(|at| at.value.as_slice()).unwrap_or_default(), path, sink);
     let default_band = default_band?;
@@ -329,8 +307,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
     let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let (bands, bands_said) = bands(named, &default_band, path, sink);
     let (detector, ceiling) = (detector?, ceiling?);
-    let (queue, evict_sheddable) = (given(file.queue, true), given(file.evict_sheddable, true));
-    let evict_running = given(file.evict_running, DEFAULT_EVICT_RUNNING);
+    let (queue, evict_sheddable, evict_running) = (file.queue(), file.evict_sheddable(), file.evict_running());
     let said = json!({
         "enabled": true,
         "queue": queue,
@@ -342,7 +319,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "maxRequests": (max_requests != u64::MAX).then_some(max_requests),
         "maxBytes": (max_bytes != u64::MAX).then_some(max_bytes),
         "evictSheddable": evict_sheddable,
-        "evictRunning": word(evict_running),
+        "evictRunning": word_of(evict_running),
         "shares": shares.iter().map(|(flow, share)| (flow.to_string(), *share)).collect::<BTreeMap<_, _>>(),
         "defaultBand": default_band.1,
         "sheddableBand": sheddable_said,
@@ -362,7 +339,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         evict_running,
         ..Settings::default()
     };
-    given(file.enabled, false).then(|| PoolFlow {
+    file.enabled().then(|| PoolFlow {
         settings,
         detector: detector.built.into(),
         ceiling: (ceiling.descriptor, ceiling.parameters),

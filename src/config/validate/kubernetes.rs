@@ -1,6 +1,5 @@
 //! The checks of a pool's `kubernetes`, and of the flags that stand for it.
 
-use super::given;
 use super::pools::metrics;
 use crate::schema::{self, Opt};
 use crate::settings::{KubernetesSource, PodsOf, PoolGroup, PoolSearch};
@@ -205,7 +204,7 @@ fn named(file: &schema::Kubernetes, span: Span, place: SettingPlace<'_>, sink: &
         return None;
     }
     let namespace = file.namespace.as_ref().map(|at| at.value.clone());
-    let engine = given(file.engine, Default::default());
+    let engine = file.engine();
     let metrics = metrics(file.metrics.as_ref().map(|at| &at.value), path, sink);
     if let Some(at) = &file.pool_selector {
         let selector = selector_of(at, "poolSelector", place, sink);

@@ -21,10 +21,9 @@ mod tenants;
 mod tls;
 
 use super::aibrix_env::AibrixDefaults;
-use super::decode::Sink;
-use super::defaults::*;
+use super::decode::{Bytes, Sink};
 use super::diagnostic::{At, Code, Diagnostic, Span};
-use super::schema::{self, File, LogFormat, Opt};
+use super::schema::{self, File, LogFormat, Opt, check};
 use super::settings::{
     ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TenantRule,
 };
@@ -32,14 +31,14 @@ use super::units::show_duration;
 use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
 use attache_types::log_filter;
+use std::ops::RangeBounds;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Settings from a file and the sources that outrank it. Valid only if `sink` has no error.
 pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settings {
     let Sources { registry, overrides: flags, surroundings, .. } = sources;
     let surroundings = *surroundings;
-    let File { server, telemetry, exchange, mut limits, redis, sync, model_policies, pools } = file;
+    let File { server, telemetry, exchange, mut limits, redis, sync, model_policies, pools, .. } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let mut exchange = self::exchange(exchange, flags, sink);
@@ -171,21 +170,29 @@ fn pick<T: Clone>(flag: Option<&T>, file: Opt<T>) -> Opt<T> {
     flag.map(|value| At { value: value.clone(), span: Span::default() }).or(file)
 }
 
-/// The value of a flag, else of the file, else the default.
-fn pick_or<T: Clone>(flag: Option<&T>, file: Opt<T>, default: T) -> T {
-    pick(flag, file).map_or(default, |at| at.value)
+/// The value of a flag, whose range is that of its key at `path`.
+fn of_flag<T: schema::Show + PartialOrd>(
+    flag: Option<T>,
+    range: &impl RangeBounds<T>,
+    path: &str,
+    sink: &mut Sink,
+) -> Opt<T> {
+    let at = flag.map(|value| At { value, span: Span::default() });
+    check(at.as_ref(), range, || path.to_owned(), sink);
+    at
 }
 
 fn given<T>(file: Opt<T>, default: T) -> T {
     file.map_or(default, |at| at.value)
 }
 
-fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> ServerSettings {
-    let drain = file.drain.map(|at| at.value).unwrap_or_default();
+fn server(mut file: schema::Server, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> ServerSettings {
+    let none = schema::Drain::default();
+    let drain = file.drain.as_ref().map_or(&none, |at| &at.value);
     let min_delay = pick(flags.drain_min_delay.as_ref(), drain.min_delay);
     let deadline = pick(flags.drain_deadline.as_ref(), drain.deadline);
-    let delay_value = min_delay.map_or(DEFAULT_DRAIN_MIN_DELAY, |at| at.value);
-    let deadline_value = deadline.map_or(DEFAULT_DRAIN_DEADLINE, |at| at.value);
+    let delay_value = flags.drain_min_delay.unwrap_or_else(|| drain.min_delay());
+    let deadline_value = flags.drain_deadline.unwrap_or_else(|| drain.deadline());
     if deadline_value < delay_value {
         let (delay, end) = (show_duration(delay_value), show_duration(deadline_value));
         let spans = [deadline.map(|at| at.span).unwrap_or_default(), min_delay.map(|at| at.span).unwrap_or_default()];
@@ -201,30 +208,27 @@ fn server(file: schema::Server, flags: &Overrides, surroundings: Surroundings, s
             .help("both count from SIGTERM; make the deadline the longer one"),
         );
     }
-    let workers = pick(flags.workers.as_ref(), file.workers);
-    if let Some(at) = workers.filter(|at| !(1..=1024).contains(&at.value)) {
-        sink.out_of_range(at.span, "server.workers", at.value, "1 to 1024");
-    }
+    let workers = of_flag(flags.workers, &schema::WORKERS, "server.workers", sink).or(file.workers);
     let ports = [
-        ("grpcPort", pick(flags.grpc_port.as_ref(), file.grpc_port), DEFAULT_GRPC_PORT),
-        ("grpcHealthPort", pick(flags.grpc_health_port.as_ref(), file.grpc_health_port), DEFAULT_GRPC_HEALTH_PORT),
-        ("metricsPort", pick(flags.metrics_port.as_ref(), file.metrics_port), DEFAULT_METRICS_PORT),
+        ("grpcPort", pick(flags.grpc_port.as_ref(), file.grpc_port), file.grpc_port()),
+        ("grpcHealthPort", pick(flags.grpc_health_port.as_ref(), file.grpc_health_port), file.grpc_health_port()),
+        ("metricsPort", pick(flags.metrics_port.as_ref(), file.metrics_port), file.metrics_port()),
     ];
     check_ports(&ports, sink);
     let [grpc_port, grpc_health_port, metrics_port] = ports.map(|(_, at, default)| at.map_or(default, |at| at.value));
-    let (tls, client_auth) = tls::settings(file.tls.map(|at| at.value).unwrap_or_default(), flags, sink);
+    let (tls, client_auth) = tls::settings(file.tls.take().map(|at| at.value).unwrap_or_default(), flags, sink);
     ServerSettings {
-        bind: pick_or(flags.bind.as_ref(), file.bind, DEFAULT_BIND),
+        bind: flags.bind.unwrap_or_else(|| file.bind()),
         grpc_port,
         grpc_health_port,
         metrics_port,
-        health_checking: pick_or(flags.health_checking.as_ref(), file.health_checking, true),
+        health_checking: flags.health_checking.unwrap_or_else(|| file.health_checking()),
         workers: workers.map_or(surroundings.cores.max(1), |at| at.value),
         tls,
         client_auth,
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
-        leader_election: pick_or(flags.leader_election.as_ref(), file.leader_election, false),
+        leader_election: flags.leader_election.unwrap_or_else(|| file.leader_election()),
         model_status: pick(flags.model_status.as_ref(), file.model_status).map(|at| at.value),
         metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
         admin_hosts: admin_hosts(&flags.admin_hosts, file.admin_hosts, sink),
@@ -282,7 +286,7 @@ fn telemetry(
     surroundings: Surroundings,
     sink: &mut Sink,
 ) -> TelemetrySettings {
-    let level = pick(flags.log_level.as_ref(), file.log_level);
+    let level = pick(flags.log_level.as_ref(), file.log_level.clone());
     if let Some(at) = &level
         && let Err(e) = log_filter::check(&at.value).and_then(|()| {
             tracing_subscriber::EnvFilter::builder().parse(&at.value).map(drop).map_err(|e| e.to_string())
@@ -299,15 +303,10 @@ fn telemetry(
         );
     }
     flags.reference.tell(sink);
-    let ratio = pick(flags.trace_ratio.or_else(|| sampled(flags, sink)).as_ref(), file.trace_ratio);
-    if let Some(at) = ratio.filter(|at| !(0.0..=1.0).contains(&at.value)) {
-        sink.out_of_range(at.span, "telemetry.traceRatio", at.value, "0 to 1");
-    }
-    let kept = pick(flags.decisions_kept.as_ref(), file.decisions_kept);
-    if let Some(at) = kept.filter(|at| at.value > MAX_DECISIONS_KEPT) {
-        sink.out_of_range(at.span, "telemetry.decisionsKept", at.value, &format!("0 to {MAX_DECISIONS_KEPT}"));
-    }
-    let endpoint = pick(flags.otlp_endpoint.as_ref(), file.otlp_endpoint);
+    let ratio = flags.trace_ratio.or_else(|| sampled(flags, sink));
+    let ratio = of_flag(ratio, &schema::TRACE_RATIO, "telemetry.traceRatio", sink);
+    let kept = of_flag(flags.decisions_kept, &schema::DECISIONS_KEPT, "telemetry.decisionsKept", sink);
+    let endpoint = pick(flags.otlp_endpoint.as_ref(), file.otlp_endpoint.clone());
     if let Some(at) = &endpoint {
         check_otlp(at, sink);
     } else if let (Some(ratio), None) = (flags.trace_ratio, flags.tracing) {
@@ -315,14 +314,14 @@ fn telemetry(
         sink.push(Diagnostic::new(Code::NoEffect, "--trace-ratio", message).help("name it by `--otlp-endpoint`"));
     }
     TelemetrySettings {
-        log_filter: level.map_or_else(|| DEFAULT_LOG_FILTER.into(), |at| at.value),
+        log_filter: flags.log_level.clone().unwrap_or_else(|| file.log_level()),
         log_json: flags
             .log_json
             .unwrap_or_else(|| file.log_format.map_or(!surroundings.terminal, |at| at.value == LogFormat::Json)),
         otlp_endpoint: endpoint.map(|at| at.value).filter(|_| flags.tracing != Some(false)),
-        trace_ratio: ratio.map_or(DEFAULT_TRACE_RATIO, |at| at.value),
-        decisions_kept: kept.map_or(DEFAULT_DECISIONS_KEPT, |at| at.value),
-        labels: tenants::labels(file.labels.map(|at| at.value).unwrap_or_default(), sink),
+        trace_ratio: ratio.map_or_else(|| file.trace_ratio(), |at| at.value),
+        decisions_kept: kept.map_or_else(|| file.decisions_kept(), |at| at.value),
+        labels: tenants::labels(file.labels.map(|at| at.value).unwrap_or_default()),
     }
 }
 
@@ -398,117 +397,67 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
             .help("meant for the conformance suite; leave it off in production"),
         );
     }
-    let trust_client_headers = pick_or(flags.trust_client_headers.as_ref(), file.trust_client_headers, false);
+    let trust_client_headers = flags.trust_client_headers.unwrap_or_else(|| file.trust_client_headers());
     if !trust_client_headers {
         check_untrusted(&file, sink);
     }
-    let session_headers = file.session_headers.map(|at| at.value).unwrap_or_default();
+    let session_headers = file.session_headers.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let session_headers = session_headers.iter().map(|at| tenants::header(at, "exchange.sessionHeaders", sink).into());
     let session_headers = session_headers.collect();
-    let mut objectives = std::collections::BTreeMap::new();
-    for (name, priority) in file.objectives.map(|at| at.value).unwrap_or_default() {
-        objectives.insert(name.value, priority.value);
-    }
-    let report_usage = file.report_usage.map(|at| ReportUsage {
-        namespace: given(at.value.namespace, DEFAULT_USAGE_NAMESPACE.to_owned()),
-        key: given(at.value.key, DEFAULT_USAGE_KEY.to_owned()),
-        count: given(at.value.count, Default::default()),
-    });
-    let explain = file.explain.map(|at| at.value).unwrap_or_default();
-    if let Some(at) = explain.log_ratio.as_ref().filter(|at| !(0.0..=1.0).contains(&at.value)) {
-        sink.out_of_range(at.span, "exchange.explain.logRatio", at.value, "0 to 1");
-    }
-    if let Some(at) = explain.time_ratio.as_ref().filter(|at| !(at.value > 0.0 && at.value <= 1.0)) {
-        sink.out_of_range(at.span, "exchange.explain.timeRatio", at.value, "above 0 and at most 1");
-    }
-    if let Some(at) = explain.kept.as_ref().filter(|at| at.value > MAX_EXPLANATIONS_KEPT) {
-        sink.out_of_range(at.span, "exchange.explain.kept", at.value, &format!("0 to {MAX_EXPLANATIONS_KEPT}"));
-    }
+    let objectives = file.objectives.iter().flat_map(|at| &at.value);
+    let objectives = objectives.map(|(name, priority)| (name.value.clone(), priority.value)).collect();
+    let usage = file.report_usage.as_ref().map(|at| &at.value);
+    let report_usage = usage.map(|u| ReportUsage { namespace: u.namespace(), key: u.key(), count: u.count() });
+    let none = schema::Explain::default();
+    let explain = file.explain.as_ref().map_or(&none, |at| &at.value);
     let explain = ExplainSettings {
-        metadata: pick_or(flags.explain_metadata.as_ref(), explain.metadata, false),
-        log_ratio: given(explain.log_ratio, 0.0),
-        kept: given(explain.kept, DEFAULT_EXPLANATIONS_KEPT),
-        time_ratio: given(explain.time_ratio, DEFAULT_EXPLAIN_TIME_RATIO),
+        metadata: flags.explain_metadata.unwrap_or_else(|| explain.metadata()),
+        log_ratio: explain.log_ratio(),
+        kept: explain.kept(),
+        time_ratio: explain.time_ratio(),
     };
+    let ignores_subset = flags.disable_endpoint_subset_filter;
     ExchangeSettings {
-        tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),
         report_usage,
         explain,
-        on_unparseable: given(file.on_unparseable, Default::default()),
+        on_unparseable: file.on_unparseable(),
         conformance_headers: conformance.is_some(),
         trust_client_headers,
         session_headers,
-        prefill_endpoint_header: given(file.prefill_endpoint_header, false),
-        route_header: given(file.route_header, false),
-        keep_accept_encoding: given(file.keep_accept_encoding, false),
-        disable_endpoint_subset_filter: pick_or(
-            flags.disable_endpoint_subset_filter.as_ref(),
-            file.disable_endpoint_subset_filter,
-            false,
-        ),
-        models: given(file.models, Default::default()),
+        prefill_endpoint_header: file.prefill_endpoint_header(),
+        route_header: file.route_header(),
+        keep_accept_encoding: file.keep_accept_encoding(),
+        disable_endpoint_subset_filter: ignores_subset.unwrap_or_else(|| file.disable_endpoint_subset_filter()),
+        models: file.models(),
         objectives,
+        tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),
     }
 }
 
 fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
-    let d = Limits::default();
-    let mut number = |name: &str, at: Opt<u64>, default: u64, max: u64| {
-        if let Some(at) = at.filter(|at| !(1..=max).contains(&at.value)) {
-            sink.out_of_range(at.span, &format!("limits.{name}"), at.value, &format!("1 to {max}"));
-        }
-        at.map_or(default, |at| at.value)
-    };
-    let wide = |at: Opt<super::decode::Bytes>| at.map(|a| At { value: a.value.0, span: a.span });
-    let whole = |at: Opt<u32>| at.map(|a| At { value: u64::from(a.value), span: a.span });
-    let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    let most = u64::from(u32::MAX);
-    let max_body_bytes = number("maxBodyBytes", wide(file.max_body_bytes), d.max_body_bytes, 1 << 32);
-    let max_buffered_bytes = number("maxBufferedBytes", wide(file.max_buffered_bytes), d.max_buffered_bytes, 1 << 40);
+    // The ranges of these keys are within 32 bits.
+    let narrow = |bytes: Bytes| u32::try_from(bytes.0).unwrap_or(u32::MAX);
+    let (max_body_bytes, max_buffered_bytes) = (file.max_body_bytes().0, file.max_buffered_bytes().0);
+    let of_client = file.max_upload_bytes_per_client.map(|at| at.value.0);
     let limits = Limits {
         max_body_bytes,
         max_buffered_bytes,
-        max_upload_bytes_per_client: number(
-            "maxUploadBytesPerClient",
-            wide(file.max_upload_bytes_per_client),
-            client_share(max_buffered_bytes, max_body_bytes),
-            1 << 40,
-        ),
-        min_upload_rate: number("minUploadRate", wide(file.min_upload_rate), d.min_upload_rate, 1 << 32),
-        max_json_depth: narrow(number("maxJsonDepth", whole(file.max_json_depth), d.max_json_depth.into(), 128)),
-        max_json_values: narrow(number("maxJsonValues", whole(file.max_json_values), d.max_json_values.into(), most)),
-        max_messages: narrow(number("maxMessages", whole(file.max_messages), d.max_messages.into(), most)),
-        max_prompts: narrow(number("maxPrompts", whole(file.max_prompts), d.max_prompts.into(), most)),
-        max_model_bytes: narrow(number("maxModelBytes", wide(file.max_model_bytes), d.max_model_bytes.into(), 4096)),
-        max_cache_salt_bytes: narrow(number(
-            "maxCacheSaltBytes",
-            wide(file.max_cache_salt_bytes),
-            d.max_cache_salt_bytes.into(),
-            65_536,
-        )),
-        max_header_bytes: narrow(number(
-            "maxHeaderBytes",
-            wide(file.max_header_bytes),
-            d.max_header_bytes.into(),
-            16 << 20,
-        )),
-        max_multipart_sniff_bytes: narrow(number(
-            "maxMultipartSniffBytes",
-            wide(file.max_multipart_sniff_bytes),
-            d.max_multipart_sniff_bytes.into(),
-            1 << 30,
-        )),
-        max_headers: narrow(number("maxHeaders", whole(file.max_headers), d.max_headers.into(), 65_535)),
-        max_streams: narrow(number("maxStreams", whole(file.max_streams), d.max_streams.into(), most)),
-        max_streams_per_connection: narrow(number(
-            "maxStreamsPerConnection",
-            whole(file.max_streams_per_connection),
-            d.max_streams_per_connection.into(),
-            most,
-        )),
-        upload_grace: upload_grace(file.upload_grace, d.upload_grace, sink),
-        request_timeout: positive("limits.requestTimeout", file.request_timeout, d.request_timeout, sink),
-        idle_timeout: positive("limits.idleTimeout", file.idle_timeout, d.idle_timeout, sink),
+        max_upload_bytes_per_client: of_client.unwrap_or_else(|| client_share(max_buffered_bytes, max_body_bytes)),
+        min_upload_rate: file.min_upload_rate().0,
+        upload_grace: file.upload_grace(),
+        max_json_depth: file.max_json_depth(),
+        max_json_values: file.max_json_values(),
+        max_messages: file.max_messages(),
+        max_prompts: file.max_prompts(),
+        max_model_bytes: narrow(file.max_model_bytes()),
+        max_cache_salt_bytes: narrow(file.max_cache_salt_bytes()),
+        max_header_bytes: narrow(file.max_header_bytes()),
+        max_headers: file.max_headers(),
+        max_multipart_sniff_bytes: narrow(file.max_multipart_sniff_bytes()),
+        request_timeout: file.request_timeout(),
+        idle_timeout: file.idle_timeout(),
+        max_streams: file.max_streams(),
+        max_streams_per_connection: file.max_streams_per_connection(),
     };
     check_buffered(&limits, file, sink);
     limits
@@ -517,7 +466,7 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
 /// Reports a limit of all bodies together that is below the limit of one.
 fn check_buffered(limits: &Limits, file: &schema::LimitsSection, sink: &mut Sink) {
     if limits.max_buffered_bytes < limits.max_body_bytes {
-        let span = |a: Opt<super::decode::Bytes>| a.map(|a| a.span).unwrap_or_default();
+        let span = |a: Opt<Bytes>| a.map(|a| a.span).unwrap_or_default();
         let (all, one) = (span(file.max_buffered_bytes), span(file.max_body_bytes));
         sink.push(
             Diagnostic::new(
@@ -532,20 +481,4 @@ fn check_buffered(limits: &Limits, file: &schema::LimitsSection, sink: &mut Sink
             .related(if all.line > 0 { one } else { Span::default() }, "a single one"),
         );
     }
-}
-
-/// A duration of at least 1 s: the speed of an upload can't be measured over less.
-fn upload_grace(at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
-    if let Some(at) = at.filter(|at| at.value < Duration::from_secs(1)) {
-        sink.out_of_range(at.span, "limits.uploadGrace", show_duration(at.value), "at least 1s");
-    }
-    at.map_or(default, |at| at.value)
-}
-
-/// A duration of at least [`MIN_INTERVAL`].
-fn positive(path: &str, at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
-    if let Some(at) = at.filter(|at| at.value < MIN_INTERVAL) {
-        sink.out_of_range(at.span, path, show_duration(at.value), &format!("at least {}", show_duration(MIN_INTERVAL)));
-    }
-    at.map_or(default, |at| at.value)
 }

@@ -1,38 +1,18 @@
 //! The checks of `objective`.
 
-use super::{given, positive};
-use crate::schema::{self, Opt};
+use crate::schema;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use attache_scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
+use attache_scheduling::objective::{Objective, Slo};
 use attache_scheduling::registry::Registry;
-
-/// 100: a greater weight would leave no influence to the other part of a response. A weight of
-/// 0 there states that directly.
-const MAX_WEIGHT: f64 = 100.0;
-
-/// Checks the weight of one part of a response.
-fn weight(at: Opt<f64>, path: &str, sink: &mut Sink) -> f64 {
-    if let Some(at) = at.filter(|at| !(0.0..=MAX_WEIGHT).contains(&at.value)) {
-        sink.out_of_range(at.span, path, at.value, "0 to 100");
-    }
-    given(at, Objective::default().ttft)
-}
 
 fn slo(file: &schema::Slo, path: &str, span: Span, sink: &mut Sink) -> Slo {
     if file.ttft.is_none() && file.tpot.is_none() {
         let message = "`slo` names no target: `ttft`, `tpot` or both are needed";
         sink.push(Diagnostic::new(Code::OutOfRange, path, message).at(span).help("write `slo: {ttft: 500ms}`"));
     }
-    let target = |key: &str, at: Opt<std::time::Duration>, sink: &mut Sink| {
-        at.map(|at| positive(&format!("{path}.{key}"), Some(at), at.value, sink))
-    };
-    let share = given(file.share, DEFAULT_SHARE);
-    if let Some(at) = file.share.filter(|at| !(at.value > 0.0 && at.value <= MAX_SHARE)) {
-        sink.out_of_range(at.span, &format!("{path}.share"), at.value, "above 0 to 0.999");
-    }
-    Slo { ttft: target("ttft", file.ttft, sink), tpot: target("tpot", file.tpot, sink), share }
+    Slo { ttft: file.ttft.map(|at| at.value), tpot: file.tpot.map(|at| at.value), share: file.share() }
 }
 
 /// The objective of a pool; `None` if the file has none.
@@ -43,8 +23,7 @@ pub(super) fn objective(file: Option<&At<schema::Objective>>, path: &str, sink: 
         let message = "`objective` says nothing: `ttft`, `tpot` or `slo` is needed";
         sink.push(Diagnostic::new(Code::OutOfRange, &path, message).at(*span).help("write `objective: {tpot: 2}`"));
     }
-    let ttft = weight(file.ttft, &format!("{path}.ttft"), sink);
-    let tpot = weight(file.tpot, &format!("{path}.tpot"), sink);
+    let (ttft, tpot) = (file.ttft(), file.tpot());
     if ttft == 0.0 && tpot == 0.0 {
         let message =
             "`ttft` and `tpot` are both 0, so every server is as good as any other; give one of them a weight";

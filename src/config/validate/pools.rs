@@ -3,14 +3,11 @@
 use super::matches::{check_matches, matches};
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
-use super::{
-    destination, disaggregation, flow, given, kubernetes, objective, pick, pick_or, positive, prefix, queued, slo,
-    strategies,
-};
+use super::{destination, disaggregation, flow, kubernetes, objective, of_flag, prefix, queued, slo, strategies};
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
-use crate::defaults::*;
-use crate::schema::{self, Opt, Scheme};
+use crate::defaults::{DEFAULT_POOL, MIN_INTERVAL};
+use crate::schema::{self, Opt};
 use crate::settings::{
     DnsSource, FileSource, KubernetesSource, PoolSearch, PoolSettings, PoolTemplate, ScrapeSettings,
 };
@@ -114,12 +111,12 @@ fn pool_of_flags(
         destination: Destination::default(),
         destination_names: destination::names(&mut schema::DestinationSection::default(), "pools[0]", flags, env, sink),
         registry: registry.clone(),
-        max_destinations: DEFAULT_MAX_DESTINATIONS,
+        max_destinations: destination::DEFAULT_MAX,
         endpoints,
         dns: Vec::new(),
         file: None,
         kubernetes,
-        scrape: scrape(&schema::Scrape::default(), "pools[0].scrape", flags, sink),
+        scrape: scrape(schema::Scrape::default(), "pools[0].scrape", flags, sink),
         health: HealthPolicy::default(),
         prefix: prefix::prefix(schema::PrefixCache::default(), "pools[0].prefixCache", form, env, sink),
         disaggregation: split,
@@ -201,12 +198,13 @@ fn pool(
     let Sources { endpoints, dns, file, kubernetes, search } = sources(&pool, &path, flags, sink);
     let deadline_admission = flow::deadline_admission(&pool, &path, sink);
     let of_env = strategies::is_of_env(pool.strategy.is_some(), flags, env);
-    let by_request = by_request(pool.request_strategy, (&strategy, of_env), &rules, &path, (registry, env), sink);
+    let by_request =
+        by_request(pool.request_strategy.take(), (&strategy, of_env), &rules, &path, (registry, env), sink);
     let aim = objective::objective(pool.objective.as_ref(), &path, sink);
     objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, registry, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
-    let reject_unknown_models = given(pool.reject_unknown_models, false);
+    let reject_unknown_models = pool.reject_unknown_models();
     // A pool of a search with a configuration of its own gets its pods from the search.
     let of_cluster = kubernetes.is_some() || search.is_some() || flags.one_pool;
     if reject_unknown_models && !of_cluster {
@@ -216,7 +214,7 @@ fn pool(
     let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
     // The latency of split requests is not predicted.
     pairs.by_others &= !deadline_admission;
-    let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
+    let split = disaggregation::of_pool(pool.disaggregation.take(), &pairs, &path, env, sink);
     let flow = flow_control(pool.flow_control, room, of_cluster, &path, sink);
     let flow = queued::of_users(flow, &strategy.name, flags);
     let form = strategies::aibrix_form(of_env, &strategy, env);
@@ -231,7 +229,7 @@ fn pool(
         strategy_parameters: strategy.parameters,
         rules,
         by_request,
-        destination: given(pool.destination.mode, Destination::default()),
+        destination: pool.destination.mode(),
         max_destinations: destination::most(&pool.destination, &path, sink),
         destination_names: destination::names(&mut pool.destination, &path, flags, env, sink),
         registry: registry.clone(),
@@ -239,7 +237,7 @@ fn pool(
         dns,
         file,
         kubernetes,
-        scrape: scrape(&pool.scrape, &format!("{path}.scrape"), flags, sink),
+        scrape: scrape(pool.scrape, &format!("{path}.scrape"), flags, sink),
         health: health(&pool.health, &path, sink),
         prefix,
         disaggregation: split,
@@ -353,9 +351,9 @@ fn endpoints(file: &[At<schema::Endpoint>], path: &str, sink: &mut Sink) -> Vec<
         read.push(EndpointSpec {
             name: e.name.as_ref().map_or(plain.name.clone(), |at| at.value.as_str().into()),
             labels: disaggregation::labels(&e.labels, e.role.as_ref(), &path, sink),
-            engine: given(e.engine, plain.engine),
+            engine: e.engine(),
             metrics: metrics(e.metrics.as_ref().map(|at| &at.value), &path, sink),
-            draining: given(e.draining, false),
+            draining: e.draining(),
             ..plain
         });
     }
@@ -417,15 +415,8 @@ fn address(at: &At<String>, path: &str, sink: &mut Sink) -> Option<SocketAddr> {
 pub(super) fn metrics(file: Option<&schema::MetricsSection>, path: &str, sink: &mut Sink) -> MetricsSource {
     let mut source = MetricsSource::default();
     let Some(m) = file else { return source };
-    if let Some(at) = m.scheme {
-        source.scheme = if at.value == Scheme::Https { "https".into() } else { "http".into() };
-    }
-    if let Some(at) = m.port {
-        if at.value == 0 {
-            sink.out_of_range(at.span, &format!("{path}.metrics.port"), 0, "1 to 65535");
-        }
-        source.port = Some(at.value);
-    }
+    source.scheme = schema::word_of(m.scheme()).into();
+    source.port = m.port.map(|at| at.value);
     if let Some(at) = &m.path {
         if format!("http://h{}", at.value).parse::<http::Uri>().is_err() || !at.value.starts_with('/') {
             let shown: String = at.value.chars().take(60).collect();
@@ -472,14 +463,10 @@ fn targets(rule: &schema::Rewrite, path: &str, sink: &mut Sink) -> Vec<RewriteTa
     let mut read = Vec::with_capacity(list.value.len());
     for (i, At { value: target, span }) in list.value.iter().enumerate() {
         let path = format!("{path}.targets[{i}]");
-        if let Some(at) = target.weight.filter(|at| at.value > MAX_WEIGHT) {
-            sink.out_of_range(at.span, &format!("{path}.weight"), at.value, &format!("0 to {MAX_WEIGHT}"));
-        }
         match &target.model {
-            Some(model) => read.push(RewriteTarget {
-                model: model.value.as_str().into(),
-                weight: given(target.weight, DEFAULT_WEIGHT),
-            }),
+            Some(model) => {
+                read.push(RewriteTarget { model: model.value.as_str().into(), weight: target.weight() });
+            }
             None => {
                 sink.push(Diagnostic::new(Code::MissingKey, format!("{path}.model"), "`model` is missing").at(*span))
             }
@@ -492,15 +479,13 @@ fn targets(rule: &schema::Rewrite, path: &str, sink: &mut Sink) -> Vec<RewriteTa
     read
 }
 
-fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink) -> ScrapeSettings {
-    let interval_at = pick(flags.refresh_metrics_interval.as_ref(), file.interval);
-    let stale_at = pick(flags.metrics_staleness_threshold.as_ref(), file.stale_after);
-    let interval = positive(&format!("{path}.interval"), interval_at, DEFAULT_SCRAPE_INTERVAL, sink);
+fn scrape(mut file: schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink) -> ScrapeSettings {
+    let mut time = |flag, key: &str| of_flag(flag, &(MIN_INTERVAL..), &format!("{path}.{key}"), sink);
+    file.interval = time(flags.refresh_metrics_interval, "interval").or(file.interval);
+    file.stale_after = time(flags.metrics_staleness_threshold, "staleAfter").or(file.stale_after);
+    let (interval, stale_after) = (file.interval(), file.stale_after());
     // If the busy interval is longer than the default idle one, the idle interval is equal to it.
-    let idle_default = DEFAULT_SCRAPE_IDLE_INTERVAL.max(interval);
-    let idle_interval = positive(&format!("{path}.idleInterval"), file.idle_interval, idle_default, sink);
-    let timeout = positive(&format!("{path}.timeout"), file.timeout, DEFAULT_SCRAPE_TIMEOUT, sink);
-    let stale_after = positive(&format!("{path}.staleAfter"), stale_at, DEFAULT_STALE_AFTER, sink);
+    let idle_interval = file.idle_interval.map_or_else(|| file.idle_interval().max(interval), |at| at.value);
     if let Some(at) = file.idle_interval.filter(|at| at.value < interval) {
         let message = format!(
             "idle endpoints would be scraped more often ({}) than busy ones ({})",
@@ -510,14 +495,14 @@ fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink)
         sink.push(
             Diagnostic::new(Code::Contradiction, path, message)
                 .at(at.span)
-                .related(interval_at.map(|at| at.span).unwrap_or_default(), "for busy ones"),
+                .related(file.interval.map(|at| at.span).unwrap_or_default(), "for busy ones"),
         );
     }
     let slowest = interval.max(idle_interval);
     if stale_after < slowest * 2 {
         let (stale_span, slow_span) = (
-            stale_at.map(|at| at.span).unwrap_or_default(),
-            file.idle_interval.or(interval_at).map(|at| at.span).unwrap_or_default(),
+            file.stale_after.map(|at| at.span).unwrap_or_default(),
+            file.idle_interval.or(file.interval).map(|at| at.span).unwrap_or_default(),
         );
         let message = format!(
             "metrics go stale after {}, less than twice the interval ({}): one late page and they say nothing",
@@ -527,29 +512,21 @@ fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink)
         let (first, second) = if stale_span.line > 0 { (stale_span, slow_span) } else { (slow_span, Span::default()) };
         sink.push(Diagnostic::new(Code::StaleTooSoon, path, message).at(first).related(second, "the interval"));
     }
-    let max_bytes = file.max_bytes.map_or(DEFAULT_SCRAPE_MAX_BYTES, |at| at.value.0);
-    if let Some(at) = file.max_bytes.filter(|at| !(1024..=1 << 30).contains(&at.value.0)) {
-        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1KiB to 1GiB");
-    }
+    let unchecked = flags.kubernetes.metrics_insecure_skip_verify;
     ScrapeSettings {
         interval,
         idle_interval,
-        timeout,
-        max_bytes,
+        timeout: file.timeout(),
+        max_bytes: file.max_bytes().0,
         stale_after,
-        insecure_skip_verify: pick_or(
-            flags.kubernetes.metrics_insecure_skip_verify.as_ref(),
-            file.insecure_skip_verify,
-            false,
-        ),
+        insecure_skip_verify: unchecked.unwrap_or_else(|| file.insecure_skip_verify()),
         bearer_token_file: file.bearer_token_file.as_ref().map(|at| at.value.as_str().into()),
     }
 }
 
 fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
-    let d = HealthPolicy::default();
-    let ejection = positive(&format!("{path}.health.ejection"), file.ejection, d.ejection, sink);
-    let max_ejection = given(file.max_ejection, d.max_ejection.max(ejection));
+    let ejection = file.ejection();
+    let max_ejection = file.max_ejection.map_or_else(|| file.max_ejection().max(ejection), |at| at.value);
     if max_ejection < ejection {
         let message = format!(
             "the longest ejection ({}) is shorter than the first ({})",
@@ -562,22 +539,13 @@ fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
                 .related(file.ejection.map(|at| at.span).unwrap_or_default(), "the first"),
         );
     }
-    let connect = given(file.consecutive_connect_failures, d.consecutive_connect_failures);
-    if let Some(at) = file.consecutive_connect_failures.filter(|at| at.value == 0) {
-        sink.out_of_range(at.span, &format!("{path}.health.consecutiveConnectFailures"), 0, "at least 1");
-    }
-    let percent = given(file.max_ejection_percent, d.max_ejection_percent);
-    if let Some(at) = file.max_ejection_percent.filter(|at| at.value > 100) {
-        let path = format!("{path}.health.maxEjectionPercent");
-        sink.out_of_range(at.span, &path, at.value, "at most 100");
-    }
     HealthPolicy {
-        consecutive_failures: given(file.consecutive_failures, d.consecutive_failures),
-        consecutive_connect_failures: connect,
+        consecutive_failures: file.consecutive_failures(),
+        consecutive_connect_failures: file.consecutive_connect_failures(),
         ejection,
         max_ejection,
-        slow_start: given(file.slow_start, d.slow_start),
-        error_period: given(file.error_period, d.error_period),
-        max_ejection_percent: percent,
+        slow_start: file.slow_start(),
+        error_period: file.error_period(),
+        max_ejection_percent: file.max_ejection_percent(),
     }
 }

@@ -1,36 +1,18 @@
 //! The checks of `prefixCache`: tokenizers, budgets, KV events.
 
-use super::{given, positive};
 use crate::aibrix_env::AibrixDefaults;
 use crate::aibrix_env::tokenizer_pool::RemoteDefaults;
-use crate::defaults::*;
+use crate::defaults::MAX_RANKS;
 use crate::schema::{self, Opt, TokenizerKind};
 use crate::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings, VolatileRule};
 use crate::tokenizer_url;
-use attache_config_schema::decode::{Bytes, Sink};
+use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_pool::ports::{KvEventPorts, PORT_LABEL, PortError, REPLAY_PORT_LABEL, RankPorts};
-use attache_prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
-use attache_prefix::claims::DEFAULT_CLAIM_LIFE;
-use attache_prefix::index::LEAST_SHARE;
 use attache_prompt::tiktoken::Encoding;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Reports numbers that are out of range.
-fn check_ranges(block_size: Opt<u32>, max_bytes: Opt<Bytes>, tenant_share: Opt<f64>, path: &str, sink: &mut Sink) {
-    if let Some(at) = block_size.filter(|at| !(1..=MAX_BLOCK_SIZE).contains(&at.value)) {
-        sink.out_of_range(at.span, &format!("{path}.blockSize"), at.value, &format!("1 to {MAX_BLOCK_SIZE}"));
-    }
-    if let Some(at) = max_bytes.filter(|at| !(1 << 20..=1 << 40).contains(&at.value.0)) {
-        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1MiB to 1TiB");
-    }
-    if let Some(at) = tenant_share.filter(|at| !(LEAST_SHARE..=1.0).contains(&(at.value as f32))) {
-        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, &format!("{LEAST_SHARE} to 1"));
-    }
-}
 
 /// How far a pool routes as in AIBrix.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +42,7 @@ pub(super) fn of_pool(
 
 /// Checks the section.
 pub(super) fn prefix(
-    file: schema::PrefixCache,
+    mut file: schema::PrefixCache,
     path: &str,
     AibrixForm { is_aibrix, is_exact }: AibrixForm,
     env: &AibrixDefaults,
@@ -69,12 +51,12 @@ pub(super) fn prefix(
     env.tell_outranked(&file, path, sink);
     let of_env = env.tokenizer().map(|kind| of_aibrix(kind, is_exact));
     let is_aibrix = is_aibrix || file.tokenizer.is_none() && of_env.is_some();
-    let tokenizer = file.tokenizer.map(|at| at.value).or(of_env);
+    let tokenizer = file.tokenizer.take().map(|at| at.value).or(of_env);
     let tokenizer = tokenizer.map_or(TokenizerSettings::Characters, |file| self::tokenizer(file, path, env, sink));
     if !matches!(tokenizer, TokenizerSettings::Remote(_)) {
         env.remote.tell_void(path, sink);
     }
-    let kv_events = file.kv_events.map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
+    let kv_events = file.kv_events.take().map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
     let blind = matches!(tokenizer, TokenizerSettings::Characters | TokenizerSettings::Tiktoken { .. });
     if let Some((span, _)) = kv_events.as_ref().filter(|_| blind) {
         let message = "KV events name blocks by the model's tokens, which this tokenizer does not know for \
@@ -85,8 +67,7 @@ pub(super) fn prefix(
                 .help("add `tokenizer: {type: huggingface, directory: …}` or `tokenizer: remote`"),
         );
     }
-    check_ranges(file.block_size, file.max_bytes, file.tenant_share, path, sink);
-    let tenant_header = file.tenant_header.map(|at| {
+    let tenant_header = file.tenant_header.as_ref().map(|at| {
         if at.value.parse::<http::HeaderName>().is_err() {
             let shown: String = at.value.chars().take(60).collect();
             sink.out_of_range(at.span, &format!("{path}.tenantHeader"), format!("`{shown}`"), "the name of a header");
@@ -106,21 +87,18 @@ pub(super) fn prefix(
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let is_text = tokenizer == TokenizerSettings::Characters;
     let of_env = if file.block_size.is_none() { env.block_size(is_text, is_aibrix, sink) } else { None };
-    let block_size = given(file.block_size, of_env.unwrap_or(DEFAULT_BLOCK_SIZE));
-    if let Some(at) = file.max_blocks.filter(|at| at.value == 0) {
-        sink.out_of_range(at.span, &format!("{path}.maxBlocks"), at.value, "1 or more");
-    }
+    let block_size = of_env.unwrap_or_else(|| file.block_size());
     PrefixSettings {
         tokenizer,
         block_size: (!of_engines).then_some(block_size),
-        max_bytes: file.max_bytes.map_or(DEFAULT_MAX_BYTES, |at| at.value.0),
+        max_bytes: file.max_bytes().0,
         max_blocks: file.max_blocks.map(|at| at.value).or(env.max_blocks),
-        tenant_share: file.tenant_share.map_or(DEFAULT_TENANT_SHARE, |at| at.value as f32),
+        tenant_share: file.tenant_share() as f32,
         tenant_header,
-        isolate_tenants: given(file.isolate_tenants, false) && kv_events.is_none(),
-        choose_rank: given(file.choose_rank, false),
+        isolate_tenants: file.isolate_tenants() && kv_events.is_none(),
+        choose_rank: file.choose_rank(),
         claim_every_block: is_exact,
-        claim_life: positive(&format!("{path}.claimLife"), file.claim_life, DEFAULT_CLAIM_LIFE, sink),
+        claim_life: file.claim_life(),
         volatile: volatile(file.volatile.map(|at| at.value).unwrap_or_default(), path, sink),
         kv_events: kv_events.map(|(_, settings)| settings),
     }
@@ -183,7 +161,7 @@ fn tokenizer(file: schema::Tokenizer, path: &str, env: &AibrixDefaults, sink: &m
 }
 
 /// The remote tokenizer from the file, else from AIBrix's environment, else the defaults.
-fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut Sink) -> RemoteTokenizer {
+fn remote(mut file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut Sink) -> RemoteTokenizer {
     let template = |at: At<String>, path: &str, sink: &mut Sink| {
         tokenizer_url::template(&at.value).unwrap_or_else(|allowed| {
             let shown: String = at.value.chars().take(60).collect();
@@ -191,8 +169,13 @@ fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut 
             at.value
         })
     };
-    let url = file.url.map(|at| template(at, &format!("{path}.url"), sink));
-    let urls = file.model_urls.map(|at| at.value).unwrap_or_default().into_iter();
+    let request_timeout = file.request_timeout.map(|at| at.value).or(env.request_timeout);
+    let health_check_period = file.health_check_period.map(|at| at.value).or(env.health_check_period);
+    let ttl = file.ttl.map(|at| at.value).or(env.ttl);
+    let max_models = file.max_models.map(|at| at.value).or(env.max_models);
+    let fallback = file.fallback.map(|at| at.value).or(env.fallback);
+    let url = file.url.take().map(|at| template(at, &format!("{path}.url"), sink));
+    let urls = file.model_urls.take().map(|at| at.value).unwrap_or_default().into_iter();
     let model_urls = urls.map(|(model, url)| {
         let path = format!("{path}.modelUrls.{}", model.value);
         if ["{address}", "{ip}", "%s"].iter().any(|placeholder| url.value.contains(placeholder)) {
@@ -202,32 +185,16 @@ fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut 
         (model.value, url)
     });
     let model_urls = model_urls.collect();
-    let mut time = |key: &str, at: schema::Opt<Duration>, env: Option<Duration>, default| {
-        positive(&format!("{path}.{key}"), at, env.unwrap_or(default), sink)
-    };
-    let timeout = time("timeout", file.timeout, None, DEFAULT_REMOTE_TIMEOUT);
-    let request_timeout =
-        time("requestTimeout", file.request_timeout, env.request_timeout, DEFAULT_TOKENIZER_REQUEST_TIMEOUT);
-    let health_check_period = time(
-        "healthCheckPeriod",
-        file.health_check_period,
-        env.health_check_period,
-        DEFAULT_TOKENIZER_HEALTH_CHECK_PERIOD,
-    );
-    let ttl = time("ttl", file.ttl, env.ttl, DEFAULT_TOKENIZER_TTL);
-    if let Some(at) = file.max_models.filter(|at| !(1..=MAX_TOKENIZER_MODELS).contains(&at.value)) {
-        sink.out_of_range(at.span, &format!("{path}.maxModels"), at.value, &format!("1 to {MAX_TOKENIZER_MODELS}"));
-    }
     RemoteTokenizer {
         url: url.or_else(|| env.url.clone()),
         model_urls,
-        render: given(file.render, false),
-        timeout,
-        request_timeout,
-        health_check_period,
-        ttl,
-        max_models: given(file.max_models, env.max_models.unwrap_or(DEFAULT_TOKENIZER_MAX_MODELS)),
-        fallback: given(file.fallback, env.fallback.unwrap_or_default()),
+        render: file.render(),
+        timeout: file.timeout(),
+        request_timeout: request_timeout.unwrap_or_else(|| file.request_timeout()),
+        health_check_period: health_check_period.unwrap_or_else(|| file.health_check_period()),
+        ttl: ttl.unwrap_or_else(|| file.ttl()),
+        max_models: max_models.unwrap_or_else(|| file.max_models()),
+        fallback: fallback.unwrap_or_else(|| file.fallback()),
     }
 }
 
@@ -243,7 +210,7 @@ fn encoding(file: schema::Opt<String>, path: &str, sink: &mut Sink) -> Option<St
 
 /// Checks the ports of all ranks: rank r has the first port plus r.
 fn rank_ports(file: &schema::KvEvents, path: &str, sink: &mut Sink) {
-    let ranks = given(file.ranks, 1).clamp(1, MAX_RANKS);
+    let ranks = file.ranks().clamp(1, MAX_RANKS);
     let mut range = |key: &str, at: &At<u16>| {
         let ports = RankPorts::new(at.value, ranks);
         if ports.is_none() && at.value != 0 {
@@ -255,7 +222,7 @@ fn rank_ports(file: &schema::KvEvents, path: &str, sink: &mut Sink) {
     };
     let replay = file.replay_port.as_ref().and_then(|at| range("replayPort", at));
     // With `bind`, servers connect to Attaché.
-    let plain = At { value: DEFAULT_KV_EVENTS_PORT, span: Span::default() };
+    let plain = At { value: file.port(), span: Span::default() };
     let port = file.port.as_ref().unwrap_or(&plain);
     let events = if file.bind.is_none() { range("port", port) } else { None };
     if let (Some(events), Some(replay), Some(at)) = (events, replay, file.replay_port)
@@ -309,14 +276,6 @@ fn check_ports(endpoints: &[At<schema::Endpoint>], events: &KvEventSettings, pat
 }
 
 fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSettings {
-    for (key, at) in [("port", &file.port), ("replayPort", &file.replay_port)] {
-        if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
-            sink.out_of_range(at.span, &format!("{path}.{key}"), 0, "1 to 65535");
-        }
-    }
-    if let Some(at) = file.ranks.filter(|at| !(1..=MAX_RANKS).contains(&at.value)) {
-        sink.out_of_range(at.span, &format!("{path}.ranks"), at.value, &format!("1 to {MAX_RANKS}"));
-    }
     rank_ports(&file, path, sink);
     if let (Some(bind), Some(port)) = (&file.bind, &file.port) {
         let message = "`port` has no effect: with `bind` the publishers connect here";
@@ -337,11 +296,12 @@ fn kv_events(file: schema::KvEvents, path: &str, sink: &mut Sink) -> KvEventSett
         sink.out_of_range(at.span, &format!("{path}.bind"), format!("`{shown}`"), "`tcp://ip:port`");
     }
     KvEventSettings {
-        port: given(file.port, DEFAULT_KV_EVENTS_PORT),
+        port: file.port(),
         replay_port: file.replay_port.map(|at| at.value),
-        ranks: given(file.ranks, 1),
-        topic: given(file.topic, DEFAULT_KV_EVENTS_TOPIC.to_owned()),
+        ranks: file.ranks(),
+        require_sender_address: file.require_sender_address(),
+        // Every topic, so that publishers with vLLM's default topic, which is empty, are included.
+        topic: file.topic.map(|at| at.value).unwrap_or_default(),
         bind: file.bind.map(|at| at.value),
-        require_sender_address: given(file.require_sender_address, true),
     }
 }

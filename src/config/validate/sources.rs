@@ -1,15 +1,12 @@
 //! The checks of endpoint sources outside the file and the cluster: an endpoints file and DNS names.
 
+use super::kubernetes;
 use super::pools::metrics;
-use super::{given, kubernetes};
 use crate::Overrides;
-use crate::defaults::DEFAULT_DNS_REFRESH;
 use crate::schema;
 use crate::settings::{DnsSource, FileSource};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic};
-use attache_types::units::show_duration;
-use std::time::Duration;
 
 /// The endpoints file. Missing keys come from flags and from the file given with `--config-file`.
 pub(super) fn endpoints_file(
@@ -26,10 +23,10 @@ pub(super) fn endpoints_file(
         ),
         None => {
             let path = format!("{path}.endpointsFile");
-            (given(file.engine, Default::default()), metrics(file.metrics.as_ref().map(|at| &at.value), &path, sink))
+            (file.engine(), metrics(file.metrics.as_ref().map(|at| &at.value), &path, sink))
         }
     };
-    Some(FileSource { path: file.path.value.as_str().into(), watch: given(file.watch, true), engine, metrics })
+    Some(FileSource { path: file.path.value.as_str().into(), watch: file.watch(), engine, metrics })
 }
 
 /// The DNS name whose addresses are endpoints.
@@ -47,18 +44,11 @@ pub(super) fn dns(at: &At<schema::Dns>, path: &str, sink: &mut Sink) -> Option<D
         );
         return None;
     }
-    if d.port.value == 0 {
-        sink.out_of_range(d.port.span, &format!("{path}.port"), 0, "1 to 65535");
-    }
-    let least = Duration::from_millis(100);
-    if let Some(at) = d.refresh.filter(|at| at.value < least) {
-        sink.out_of_range(at.span, &format!("{path}.refresh"), show_duration(at.value), "at least 100ms");
-    }
     Some(DnsSource {
         host: host.to_owned(),
         port: d.port.value,
-        refresh: given(d.refresh, DEFAULT_DNS_REFRESH),
-        engine: given(d.engine, Default::default()),
+        refresh: d.refresh(),
+        engine: d.engine(),
         metrics: metrics(d.metrics.as_ref().map(|at| &at.value), path, sink),
     })
 }

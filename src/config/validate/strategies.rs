@@ -1,7 +1,6 @@
 //! The checks of strategies, for the pool, a model, a profile or a request.
 
 use super::disaggregation::Pairs;
-use super::given;
 use super::prefix::AibrixForm;
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
@@ -302,7 +301,8 @@ pub(super) fn by_request(
     let strategy_header = header("header", file.header).unwrap_or(d.header);
     let profile_header = header("profileHeader", file.profile_header).unwrap_or(d.profile_header);
     let filter_header = header("filterHeader", file.filter_header);
-    let allowed = allowed(&given(file.allow, Vec::new()), &path, of_pool, registry, env, sink);
+    let named = file.allow.map(|at| at.value).unwrap_or_default();
+    let allowed = allowed(&named, &path, of_pool, registry, env, sink);
     RequestSpec { header: strategy_header, profile_header, filter_header, allowed }
 }
 

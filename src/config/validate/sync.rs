@@ -3,16 +3,10 @@
 use super::pick;
 use crate::Overrides;
 use crate::schema;
-use crate::settings::sync::DEFAULT_SUBJECT_PREFIX;
 use crate::settings::{NatsSettings, SyncSettings};
-use crate::units::show_duration;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// Kubernetes gives up on a rollout that makes no progress for this time.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 /// The shared state; `None` if it is off.
 pub(super) fn settings(file: schema::Opt<schema::Sync>, flags: &Overrides, sink: &mut Sink) -> Option<SyncSettings> {
@@ -21,18 +15,16 @@ pub(super) fn settings(file: schema::Opt<schema::Sync>, flags: &Overrides, sink:
     }
     let span = file.as_ref().map_or(Span::default(), |at| at.span);
     let file = file.map(|at| at.value).unwrap_or_default();
+    let wait_for_snapshot = file.wait_for_snapshot();
     let nats = file.nats.map(|at| at.value).unwrap_or_default();
     let name = pick(flags.sync_name.as_ref(), file.name);
     if let Some(at) = name.as_ref().filter(|at| at.value.is_empty() || at.value.len() > 253) {
         sink.out_of_range(at.span, "sync.name", format!("{} bytes", at.value.len()), "1 to 253 bytes");
     }
-    if let Some(at) = file.wait_for_snapshot.as_ref().filter(|at| at.value > LONGEST_WAIT) {
-        sink.out_of_range(at.span, "sync.waitForSnapshot", show_duration(at.value), "up to 10 minutes");
-    }
     Some(SyncSettings {
         name: name.map(|at| at.value),
         key_file: path(file.key_file),
-        wait_for_snapshot: file.wait_for_snapshot.map_or(Duration::ZERO, |at| at.value),
+        wait_for_snapshot,
         nats: self::nats(nats, span, flags, sink),
     })
 }
@@ -42,7 +34,7 @@ fn path(at: schema::Opt<String>) -> Option<PathBuf> {
 }
 
 fn nats(file: schema::Nats, span: Span, flags: &Overrides, sink: &mut Sink) -> NatsSettings {
-    let servers = servers(file.servers, flags);
+    let servers = servers(file.servers.as_ref(), flags);
     if servers.is_empty() {
         let message = "`sync` needs a NATS server";
         let help = "as in `nats: {servers: [\"nats://nats:4222\"]}`, or `--sync-nats-url`";
@@ -51,11 +43,12 @@ fn nats(file: schema::Nats, span: Span, flags: &Overrides, sink: &mut Sink) -> N
     for (i, at) in servers.iter().enumerate() {
         check_server(at, &format!("sync.nats.servers[{i}]"), sink);
     }
-    let prefix = file.subject_prefix.unwrap_or_else(|| At { value: DEFAULT_SUBJECT_PREFIX.to_owned(), span });
+    let prefix_at = file.subject_prefix.as_ref().map_or(span, |at| at.span);
+    let prefix = file.subject_prefix();
     let part = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-    if prefix.value.len() > 100 || !prefix.value.split('.').all(part) {
+    if prefix.len() > 100 || !prefix.split('.').all(part) {
         let allowed = "letters, digits, `-` and `_`, in parts separated by dots; at most 100 bytes";
-        sink.out_of_range(prefix.span, "sync.nats.subjectPrefix", format!("`{}`", prefix.value), allowed);
+        sink.out_of_range(prefix_at, "sync.nats.subjectPrefix", format!("`{prefix}`"), allowed);
     }
     let tls = file.tls.map(|at| at.value).unwrap_or_default();
     let client_certificate = match (tls.cert_file, tls.key_file) {
@@ -69,16 +62,16 @@ fn nats(file: schema::Nats, span: Span, flags: &Overrides, sink: &mut Sink) -> N
     };
     NatsSettings {
         servers: servers.into_iter().map(|at| at.value).collect(),
-        subject_prefix: prefix.value,
+        subject_prefix: prefix,
         credentials: path(file.credentials),
         ca_file: path(tls.ca_file),
         client_certificate,
     }
 }
 
-fn servers(file: schema::Opt<Vec<At<String>>>, flags: &Overrides) -> Vec<At<String>> {
+fn servers(file: Option<&At<Vec<At<String>>>>, flags: &Overrides) -> Vec<At<String>> {
     if flags.sync_nats_urls.is_empty() {
-        return file.map(|at| at.value).unwrap_or_default();
+        return file.map(|at| at.value.clone()).unwrap_or_default();
     }
     flags.sync_nats_urls.iter().map(|url| At { value: url.clone(), span: Span::default() }).collect()
 }

@@ -1,11 +1,6 @@
 //! The checks of `exchange.tenant`, `limits.tenants`, `limits.models`, `redis` and `telemetry.labels`.
 
-use super::{given, positive};
 use crate::schema;
-use crate::settings::tenants::{
-    DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT,
-    DEFAULT_UNKNOWN_PATH_TOKENS, MAX_TOP_NAMES,
-};
 use crate::settings::{
     CountIn, LabelSettings, NameSettings, PoolSettings, RedisSettings, TenantRule, TenantSettings, TenantSource,
     UserRecordSettings,
@@ -13,10 +8,7 @@ use crate::settings::{
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_quota::Limits;
-use std::time::Duration;
-
-/// Longest wait for Redis: Envoy allows 200 ms for a message by default.
-const MAX_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+use std::collections::BTreeMap;
 
 /// Checks a header name, and converts it to lower case.
 pub(super) fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
@@ -66,6 +58,20 @@ fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
     }
 }
 
+/// The limits in `file`, unlimited where it names none.
+fn bounds_or_none(file: Option<&At<schema::TenantLimits>>) -> Limits {
+    file.map_or_else(Limits::default, |at| bounds(&at.value, &Limits::default()))
+}
+
+/// The limits by name, completed from `like`.
+fn overrides(
+    file: &schema::Opt<Vec<(At<String>, At<schema::TenantLimits>)>>,
+    like: &Limits,
+) -> BTreeMap<String, Limits> {
+    let named = file.iter().flat_map(|at| &at.value);
+    named.map(|(name, at)| (name.value.clone(), bounds(&at.value, like))).collect()
+}
+
 /// Checks the limits of tenants; `redis` is whether a Redis is configured.
 pub(super) fn limits(
     file: At<schema::Tenants>,
@@ -75,8 +81,7 @@ pub(super) fn limits(
 ) -> TenantSettings {
     const PATH: &str = "limits.tenants";
     let At { value: file, span } = file;
-    let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
-    let named = file.overrides.map(|at| at.value).unwrap_or_default();
+    let default = bounds_or_none(file.default.as_ref());
     if rule.is_none() {
         let message = "no source of tenants is configured, so all requests together are one tenant";
         let help = "give `exchange.tenant`";
@@ -88,36 +93,31 @@ pub(super) fn limits(
     if let Some(at) = file.user_records.as_ref().filter(|_| !redis) {
         no_redis(at.span, &format!("{PATH}.userRecords"), "`userRecords`", sink);
     }
-    let user_records = file.user_records.map(|at| UserRecordSettings {
-        unknown: given(at.value.unknown, Default::default()),
-        ttl: positive(&format!("{PATH}.userRecords.ttl"), at.value.ttl, DEFAULT_RECORD_TTL, sink),
-    });
-    let overrides = named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect();
+    let records = file.user_records.as_ref().map(|at| &at.value);
     TenantSettings {
+        overrides: overrides(&file.overrides, &default),
         default,
-        overrides,
-        answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
-        unknown_paths: given(file.unknown_paths, Default::default()),
-        unknown_path_tokens: given(file.unknown_path_tokens, DEFAULT_UNKNOWN_PATH_TOKENS),
-        store: given(file.store, Default::default()),
-        user_records,
+        answer_tokens: file.answer_tokens(),
+        unknown_paths: file.unknown_paths(),
+        unknown_path_tokens: file.unknown_path_tokens(),
+        store: file.store(),
+        user_records: records.map(|r| UserRecordSettings { unknown: r.unknown(), ttl: r.ttl() }),
     }
 }
 
 /// Checks the limits of models; `redis` is whether a Redis is configured.
 pub(super) fn models(file: schema::Models, redis: bool, sink: &mut Sink) -> TenantSettings {
-    let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
+    let default = bounds_or_none(file.default.as_ref());
     if let Some(at) = file.store.filter(|at| at.value == CountIn::Redis && !redis) {
         no_redis(at.span, "limits.models.store", "`store: redis`", sink);
     }
-    let named = file.overrides.map(|at| at.value).unwrap_or_default();
     TenantSettings {
+        overrides: overrides(&file.overrides, &default),
         default,
-        overrides: named.into_iter().map(|(name, at)| (name.value, bounds(&at.value, &default))).collect(),
-        answer_tokens: given(file.answer_tokens, DEFAULT_ANSWER_TOKENS),
+        answer_tokens: file.answer_tokens(),
         unknown_paths: Default::default(),
         unknown_path_tokens: 0,
-        store: given(file.store, Default::default()),
+        store: file.store(),
         user_records: None,
     }
 }
@@ -161,13 +161,7 @@ pub(super) fn tell_unread(span: Span, sink: &mut Sink) {
 pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
     const PATH: &str = "redis";
     let At { value: file, span } = file;
-    let timeout = positive(&format!("{PATH}.timeout"), file.timeout, DEFAULT_STORE_TIMEOUT, sink);
-    if let Some(at) = file.timeout.filter(|at| at.value > MAX_STORE_TIMEOUT) {
-        let shown = attache_types::units::show_duration(at.value);
-        sink.out_of_range(at.span, &format!("{PATH}.timeout"), shown, "up to 5s");
-    }
-    let profile_refresh =
-        positive(&format!("{PATH}.profileRefresh"), file.profile_refresh, DEFAULT_PROFILE_REFRESH, sink);
+    let (timeout, on_failure, profile_refresh) = (file.timeout(), file.on_failure(), file.profile_refresh());
     if cfg!(not(feature = "redis")) {
         let message = "this build can't ask Redis (it lacks the feature `redis`)";
         sink.push(Diagnostic::new(Code::Contradiction, PATH, message).at(span));
@@ -183,24 +177,15 @@ pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSet
         let help = "as in `redis://localhost:6379/0`, or `rediss://` over TLS";
         sink.push(Diagnostic::new(Code::BadUrl, format!("{PATH}.url"), message).at(url.span).help(help));
     }
-    let on_failure = given(file.on_failure, Default::default());
     Some(RedisSettings { url: url.value, timeout, on_failure, profile_refresh })
 }
 
-/// Checks the names that become metric labels.
-pub(super) fn labels(file: schema::Labels, sink: &mut Sink) -> LabelSettings {
-    let mut names = |file: schema::Opt<schema::Names>, what: &str| {
+/// The names that become labels of metrics.
+pub(super) fn labels(file: schema::Labels) -> LabelSettings {
+    let names = |file: schema::Opt<schema::Names>| {
         let file = file.map(|at| at.value).unwrap_or_default();
-        if let Some(at) = file.top.filter(|at| at.value > MAX_TOP_NAMES) {
-            sink.out_of_range(
-                at.span,
-                &format!("telemetry.labels.{what}.top"),
-                at.value,
-                &format!("0 to {MAX_TOP_NAMES}"),
-            );
-        }
-        let allow = file.allow.into_iter().flat_map(|at| at.value).map(|at| at.value).collect();
-        NameSettings { allow, top: given(file.top, NameSettings::default().top) }
+        let top = file.top();
+        NameSettings { allow: file.allow.into_iter().flat_map(|at| at.value).map(|at| at.value).collect(), top }
     };
-    LabelSettings { models: names(file.models, "models"), tenants: names(file.tenants, "tenants") }
+    LabelSettings { models: names(file.models), tenants: names(file.tenants) }
 }

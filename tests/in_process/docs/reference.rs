@@ -6,6 +6,7 @@
 use super::markdown::{page, root, rows};
 use attache::plugins::registry;
 use attache_config::diagnostic::{Code, Severity};
+use attache_config::keys::rows as rows_of_keys;
 use attache_disagg::CONNECTORS;
 use attache_flow::registry::{self as flow, PolicyDescriptor};
 use attache_types::error::{Fault, Reason};
@@ -164,6 +165,7 @@ fn command_line_pages_match_the_help() {
     for (verb, page) in [
         ("run", "docs/reference/command-line.md"),
         ("check", "docs/reference/command-line.md"),
+        ("config", "docs/reference/command-line.md"),
         ("explain", "docs/reference/command-line.md"),
         #[cfg(feature = "top")]
         ("top", "docs/reference/command-line.md"),
@@ -191,87 +193,64 @@ fn page_about_top_has_the_keys_of_its_help() {
     compare(PAGE, "frame", &format!("```text\n{}\n```", frame.join("\n")));
 }
 
-/// A line of a configuration file: the path of its key, its value, its comment.
-fn keys(file: &str) -> Vec<[String; 3]> {
-    let mut path: Vec<(usize, String)> = Vec::new();
-    let mut found: Vec<[String; 3]> = Vec::new();
-    for line in page(file).lines() {
-        let indent = line.len() - line.trim_start().len();
-        let text = line.trim_start();
-        let disabled = text.strip_prefix("# ").filter(|text| is_key(text));
-        if text.is_empty() || (text.starts_with('#') && disabled.is_none()) {
-            continue;
-        }
-        let (indent, text) = match disabled.unwrap_or(text).strip_prefix("- ") {
-            Some(rest) => (indent + 2, rest),
-            None => (indent, disabled.unwrap_or(text)),
-        };
-        let (text, comment) = text.split_once(" # ").unwrap_or((text, ""));
-        if !is_key(text) {
-            continue;
-        }
-        let (key, value) = text.split_once(':').expect("a key");
-        path.retain(|(outer, _)| *outer < indent);
-        path.push((indent, key.to_owned()));
-        let full = path.iter().map(|(_, key)| key.as_str()).collect::<Vec<_>>().join(".");
-        if !found.iter().any(|row| row[0] == full) {
-            found.push([full, value.trim().to_owned(), comment.trim().to_owned()]);
+/// Tables of all keys, one for each section that has a heading.
+fn key_tables() -> String {
+    // Sections whose keys have a table of their own; those in `pools` are many.
+    let has_table = |path: &str| !path.contains('.') || path.starts_with("pools.") && path.matches('.').count() == 1;
+    let rows = rows_of_keys();
+    let is_section = |path: &str| rows.iter().any(|row| row.path.starts_with(&format!("{path}.")));
+    let mut tables: Vec<(String, String)> = vec![(String::new(), String::new())];
+    for row in &rows {
+        let cells = [&*code(&row.path), &row.value, &row.default, row.note].map(|cell| cell.replace('|', "\\|"));
+        let line = format!("| {} |\n", cells.join(" | "));
+        let home = row.path.rsplit_once('.').map_or("", |(section, _)| section);
+        let own = has_table(&row.path) && is_section(&row.path);
+        let at = tables.iter().rposition(|(section, _)| home == section || home.starts_with(&format!("{section}.")));
+        tables[at.unwrap_or_default()].1.push_str(&line);
+        if own {
+            tables.push((row.path.clone(), String::new()));
         }
     }
-    found
-}
-
-fn is_key(text: &str) -> bool {
-    text.split_once(':').is_some_and(|(key, rest)| {
-        !key.is_empty()
-            && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-            && (rest.is_empty() || rest.starts_with(' '))
-    })
+    let mut out = String::new();
+    for (section, lines) in tables.iter().filter(|(_, lines)| !lines.is_empty()) {
+        if !section.is_empty() {
+            out.push_str(&format!("## {section}\n\n"));
+        }
+        out.push_str(&format!("| key | value | default | notes |\n|---|---|---|---|\n{lines}\n"));
+    }
+    out
 }
 
 #[test]
 fn configuration_page_lists_every_key() {
-    const PAGE: &str = "docs/reference/configuration.md";
-    let cell = |text: &str| text.replace('|', "\\|");
-    let mut out = String::from("| key | default or example | notes |\n|---|---|---|\n");
-    let mut names = String::new();
-    for file in ["full", "disaggregation", "replicas"].map(|name| format!("examples/configs/{name}.yaml")) {
-        names.push_str(&page(&file));
-        for [key, value, comment] in keys(&file) {
-            let shown = if value.is_empty() { "–".to_owned() } else { code(&cell(&value)) };
-            let row = format!("| `{key}` |");
-            if !out.contains(&row) {
-                out.push_str(&format!("{row} {shown} | {} |\n", cell(&comment)));
-            }
-        }
-    }
-    compare(PAGE, "keys", &out);
-
-    // Every key that the schema reads is in one of the files.
-    let mut read = 0;
-    for entry in std::fs::read_dir(root().join("src/config/schema")).expect("the schema") {
-        let text = std::fs::read_to_string(entry.expect("a file").path()).expect("its text");
-        read += known(&text, &names);
-    }
-    read += known(&page("src/config/schema.rs"), &names);
-    assert!(read > 150, "{read}");
+    compare("docs/reference/configuration.md", "keys", &key_tables());
+    let restart: Vec<String> = rows_of_keys()
+        .into_iter()
+        .filter(|row| !row.path.contains('.') && row.restart)
+        .map(|row| code(&row.path))
+        .collect();
+    let other: Vec<String> = rows_of_keys()
+        .into_iter()
+        .filter(|row| row.restart && !restart.iter().any(|section| row.path.starts_with(section.trim_matches('`'))))
+        .map(|row| code(&row.path))
+        .collect();
+    let said = format!("Changes of {} and {} need a restart.", restart.join(", "), other.join(" and "));
+    compare("docs/reference/configuration.md", "restart", &said);
 }
 
-/// The number of keys that a schema file reads. Fails if the configuration files lack one.
-fn known(schema: &str, files: &str) -> usize {
-    let starts = [".get(\"", ".required(\"", "section(&mut f, \""];
-    let called = starts.iter().flat_map(|start| schema.split(start).skip(1)).filter_map(|rest| rest.split('"').next());
-    // `"key" => field: Type`, and not `"value" => Variant`.
-    let field = |line: &str| {
-        let (key, field) = line.trim().strip_prefix('"')?.split_once("\" => ")?;
-        field.starts_with(|c: char| c.is_ascii_lowercase()).then(|| key.to_owned())
-    };
-    let listed = schema.lines().filter_map(field);
-    let keys: Vec<String> = called.map(str::to_owned).chain(listed).collect();
-    for key in &keys {
-        assert!(files.contains(&format!("{key}:")), "{key} is in no configuration file with every key");
-    }
-    keys.len()
+/// The example files with comments have every key, for those who begin with an example.
+#[test]
+fn example_files_have_every_key() {
+    let files = ["full", "disaggregation", "replicas"].map(|name| page(&format!("examples/configs/{name}.yaml")));
+    let missing: Vec<String> = rows_of_keys()
+        .into_iter()
+        .filter(|row| {
+            let name = row.path.rsplit('.').next().unwrap_or_default();
+            !files.iter().any(|file| file.contains(&format!("{name}:")))
+        })
+        .map(|row| row.path)
+        .collect();
+    assert!(missing.is_empty(), "no example has {missing:?}");
 }
 
 /// Quoted names with one of the prefixes `starts` in the sources under a directory, without tests.
