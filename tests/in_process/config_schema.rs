@@ -1,10 +1,10 @@
 //! The JSON Schema of `attache config schema`, by a validator that is not Attaché's, and the file of `attache config
 //! defaults`.
 
+use attache::plugins::registry;
 use attache_config::diagnostic::{Code, Diagnostic};
 use attache_config::document::{self, Value};
 use attache_config::{ConfigText, Overrides, Sources, Surroundings, keys, load};
-use attache::plugins::registry;
 use serde_json::{Value as Json, json};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
