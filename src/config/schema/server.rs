@@ -53,7 +53,8 @@ sections! {
         "reload" => reload: bool { default: false; },
         /// PEM file with the authorities of client certificates, watched.
         "clientCaFile" => client_ca_file: String { absent: "clients need no certificate"; },
-        /// Names in client certificates, such as `*.example.com` or `spiffe://cluster.local/ns/gateways/*`.
+        /// Names in client certificates, such as `*.example.com` or `spiffe://cluster.local/ns/gateways/*`. A change needs no
+        /// restart.
         "clientNames" => client_names: Vec<At<String>> { absent: "any certificate of these authorities"; restart: false; },
     }
     /// How the process shuts down.

@@ -238,21 +238,6 @@ fn configuration_page_lists_every_key() {
     compare("docs/reference/configuration.md", "restart", &said);
 }
 
-/// The example files with comments have every key, for those who begin with an example.
-#[test]
-fn example_files_have_every_key() {
-    let files = ["full", "disaggregation", "replicas"].map(|name| page(&format!("examples/configs/{name}.yaml")));
-    let missing: Vec<String> = rows_of_keys()
-        .into_iter()
-        .filter(|row| {
-            let name = row.path.rsplit('.').next().unwrap_or_default();
-            !files.iter().any(|file| file.contains(&format!("{name}:")))
-        })
-        .map(|row| row.path)
-        .collect();
-    assert!(missing.is_empty(), "no example has {missing:?}");
-}
-
 /// Quoted names with one of the prefixes `starts` in the sources under a directory, without tests.
 fn quoted(directory: &str, starts: &[&str], found: &mut Vec<String>) {
     for entry in std::fs::read_dir(root().join(directory)).expect("a directory") {
