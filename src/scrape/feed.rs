@@ -2,11 +2,11 @@
 
 use super::credentials::BearerToken;
 use super::engines::{EngineMap, Reading};
-use super::fetch::{Clients, FetchError, fetch};
 use super::pace::{Pace, Process, Seen};
 use super::stats::{ErrorReason, ScrapeError, ScrapeStats};
 use crate::settings::ScrapeSettings;
 use ahash::AHashMap;
+use attache_http_client::{Clients, FetchError, fetch};
 use attache_pool::health::Contact;
 use attache_pool::{Endpoint, EndpointMetrics, PoolEvent, Published, RateWindow, SnapshotStore};
 use attache_types::clock::{Clock, Timestamp};

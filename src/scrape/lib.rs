@@ -1,9 +1,9 @@
 //! Scraping: metrics and model lists that model servers report.
 //!
 //! [`Scraper`] is one task per pool. It keeps a schedule (`pace`), fetches metrics over reused connections with
-//! limits on time, size and concurrency ([`fetch`]), reads the few metric families that routing needs ([`exposition`],
-//! [`engines`]), and sends `Scraped` and `Restarted` events. When a server fails, its last metrics count until they are
-//! stale, and no other server is delayed.
+//! limits on time, size and concurrency ([`attache_http_client`]), reads the few metric families that routing needs
+//! ([`exposition`], [`engines`]), and sends `Scraped` and `Restarted` events. When a server fails, its last metrics
+//! count until they are stale, and no other server is delayed.
 //!
 //! **Owns** metric names of each engine, the exposition parser, bearer tokens (`credentials`), lists of models
 //! ([`models`]) and SLO profiles from files ([`slo_profiles`]).
@@ -16,7 +16,6 @@ mod credentials;
 pub mod engines;
 pub mod exposition;
 pub mod feed;
-pub use attache_http_client as fetch;
 pub mod models;
 mod pace;
 mod settings;

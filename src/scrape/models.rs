@@ -4,9 +4,9 @@
 //! does not respond keeps its last list as long as it belongs to the pool.
 
 use super::credentials::BearerToken;
-use super::fetch::{Clients, FetchError, fetch};
 use super::stats::ScrapeStats;
 use crate::settings::ScrapeSettings;
+use attache_http_client::{Clients, FetchError, fetch};
 use attache_pool::models::ModelListError;
 use attache_pool::{Endpoint, ModelList, ModelStore, Published, SnapshotStore};
 use attache_types::ids::EndpointId;

@@ -1,7 +1,7 @@
 //! Counters of the scraper. Written by [`super::feed`], read by telemetry.
 
 use super::engines::PageError;
-use super::fetch::FetchError;
+use attache_http_client::FetchError;
 use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

@@ -490,9 +490,9 @@ async fn unauthorized_scrape_names_the_setting_for_the_token() {
     let refused = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
     let server = Server::start(Answer::Raw(refused.into())).await;
     let url = format!("http://{}/metrics", server.address).parse().unwrap();
-    let client = attache_scrape::fetch::Clients::new().unwrap().plain();
+    let client = attache_http_client::Clients::new().unwrap().plain();
     let bounds = (Duration::from_secs(5), 1 << 20);
-    let error = attache_scrape::fetch::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
+    let error = attache_http_client::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
     assert!(error.to_string().contains("401") && error.to_string().contains("bearerTokenFile"), "{error}");
 }
 

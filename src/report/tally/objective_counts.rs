@@ -58,7 +58,8 @@ impl ObjectiveCounts {
         self.objective
     }
 
-    /// Part of the requests that met the target for the first token, 0..=1. Rejected and lost requests missed it. `None` without a target or without requests.
+    /// Share of the requests that met the target for the first token, 0..=1. Rejected and lost requests missed it. `None`
+    /// without a target or without requests.
     #[must_use]
     pub fn first_met(&self) -> Option<f64> {
         self.first.first_token.and_then(|_| share(self.first_met, self.requests))

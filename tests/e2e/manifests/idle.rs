@@ -2,7 +2,7 @@
 
 use super::render::{POOL, STANDALONE, documents, examples, helm, list, text};
 use crate::support::process::repository;
-use attache_scrape::fetch::SHORTEST_KEEP_ALIVE;
+use attache_http_client::SHORTEST_KEEP_ALIVE;
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
