@@ -342,7 +342,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
 }
 
 fn report_end(metrics: &Metrics) {
-    let ended: u64 = StreamOutcome::ALL.iter().map(|o| metrics.outcome_count(*o)).sum();
+    let ended: u64 = StreamOutcome::ALL.iter().map(|o| metrics.outcomes.get(*o)).sum();
     let opened = metrics.streams_opened.get();
     tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
 }

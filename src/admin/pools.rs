@@ -70,37 +70,29 @@ pub struct PoolViews {
     clock: Clock,
 }
 
-/// Whether an endpoint gets requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EndpointStanding {
-    /// It gets requests without restriction. It has responded, or it is never scraped.
-    Ready,
-    /// It gets requests without restriction, but it has not responded yet.
-    NotReached,
-    /// It gets requests, but the last scrape or request could not connect.
-    Unreachable,
-    /// It gets a single request as a probe.
-    HalfOpen,
-    /// It recovered recently and gets a growing share.
-    SlowStart,
-    /// It is ejected after failures.
-    Ejected,
-    /// It is draining and gets no new requests.
-    Draining,
+attache_types::labels! {
+    /// Whether an endpoint gets requests.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum EndpointStanding {
+        /// It gets requests without restriction. It has responded, or it is never scraped.
+        Ready => "ready",
+        /// It gets requests without restriction, but it has not responded yet.
+        NotReached => "not-reached",
+        /// It gets requests, but the last scrape or request could not connect.
+        Unreachable => "unreachable",
+        /// It gets a single request as a probe.
+        HalfOpen => "half-open",
+        /// It recovered recently and gets a growing share.
+        SlowStart => "slow-start",
+        /// It is ejected after failures.
+        Ejected => "ejected",
+        /// It is draining and gets no new requests.
+        Draining => "draining",
+    }
 }
 
 impl EndpointStanding {
-    const ALL: [EndpointStanding; 7] = [
-        EndpointStanding::Ready,
-        EndpointStanding::NotReached,
-        EndpointStanding::Unreachable,
-        EndpointStanding::HalfOpen,
-        EndpointStanding::SlowStart,
-        EndpointStanding::Ejected,
-        EndpointStanding::Draining,
-    ];
-
     /// The standing of an endpoint at this time.
     #[must_use]
     pub fn of(state: &EndpointState, health: &HealthPolicy, now: Timestamp) -> Self {
@@ -117,18 +109,6 @@ impl EndpointStanding {
             Availability::SlowStart(_) => EndpointStanding::SlowStart,
             Availability::HalfOpen => EndpointStanding::HalfOpen,
             Availability::Ejected => EndpointStanding::Ejected,
-        }
-    }
-
-    fn label(self) -> &'static str {
-        match self {
-            EndpointStanding::Ready => "ready",
-            EndpointStanding::NotReached => "not-reached",
-            EndpointStanding::Unreachable => "unreachable",
-            EndpointStanding::HalfOpen => "half-open",
-            EndpointStanding::SlowStart => "slow-start",
-            EndpointStanding::Ejected => "ejected",
-            EndpointStanding::Draining => "draining",
         }
     }
 }
@@ -291,6 +271,12 @@ const REMOTE_COUNTERS: &[RemoteCounter] = &[
     ("tokenizer_probes", "health probes of remote tokenizers", RemoteStats::probes),
 ];
 
+/// A gauge of a pool's remote tokenizer: name, help, value.
+const REMOTE_GAUGES: &[RemoteCounter] = &[
+    ("tokenizer_unhealthy_models", "models whose remote tokenizer does not respond", RemoteStats::unhealthy_models),
+    ("tokenizer_active_models", "models that use the remote tokenizer", RemoteStats::active_models),
+];
+
 type KubeCounter = (&'static str, &'static str, fn(&KubeStats) -> u64);
 
 /// A counter of a pool's discovery through Kubernetes: name, help, value.
@@ -323,103 +309,145 @@ const KUBE_GAUGES: &[KubeGauge] = &[
 ];
 
 impl Collector for PoolCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let pools = self.0.load();
-        self.standings(&pools, &mut encoder)?;
-        for (name, help, value) in ENDPOINT_GAUGES {
-            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for pool in pools.iter() {
-                for state in &pool.store.load().endpoints {
-                    if let Some(value) = value(&self.0, pool, state) {
-                        let labels = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority)];
-                        ConstGauge::new(value).encode(gauges.encode_family(&labels)?)?;
+        let mut page = PoolEncoder { views: &self.0, pools: &pools, encoder };
+        page.endpoints()?;
+        page.rows(POOL_COUNTERS, ConstCounter::new, Some)?;
+        page.rows(POOL_GAUGES, ConstGauge::new, Some)?;
+        page.prompts()?;
+        page.kv_events()?;
+        page.remote()?;
+        page.rows(KUBE_COUNTERS, ConstCounter::new, |pool| pool.kube.as_deref())?;
+        page.rows(KUBE_GAUGES, ConstGauge::new, |pool| pool.kube.as_deref())?;
+        page.labelled(("scrape_errors", "failed scrapes, by reason", "reason"), |pool| {
+            ErrorReason::ALL.map(|reason| (reason.label(), ConstCounter::new(pool.scrape.errors(reason))))
+        })
+    }
+}
+
+/// Encodes the metrics of pools.
+struct PoolEncoder<'p, 'e> {
+    views: &'p PoolViews,
+    pools: &'p [PoolView],
+    encoder: DescriptorEncoder<'e>,
+}
+
+impl<'p> PoolEncoder<'p, '_> {
+    /// Encodes metrics with one series for each pool: name, help and value of each. Pools without `stats` have none.
+    fn rows<S: 'p, V, M: EncodeMetric + TypedMetric>(
+        &mut self,
+        rows: &[(&str, &str, impl Fn(&S) -> V)],
+        metric: fn(V) -> M,
+        stats: impl Fn(&'p PoolView) -> Option<&'p S>,
+    ) -> Result<(), Error> {
+        for (name, help, value) in rows {
+            let mut family = self.encoder.encode_descriptor(name, help, None, M::TYPE)?;
+            for pool in self.pools {
+                let Some(stats) = stats(pool) else { continue };
+                metric(value(stats)).encode(family.encode_family(&[("pool", &*pool.name)])?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes a metric (name, help, second label) with the `series` of each pool: values of the label, and metrics.
+    fn labelled<L: AsRef<str>, M: EncodeMetric + TypedMetric, I: IntoIterator<Item = (L, M)>>(
+        &mut self,
+        (name, help, label): (&str, &str, &str),
+        series: impl Fn(&'p PoolView) -> I,
+    ) -> Result<(), Error> {
+        let mut family = self.encoder.encode_descriptor(name, help, None, M::TYPE)?;
+        for pool in self.pools {
+            for (value, metric) in series(pool) {
+                metric.encode(family.encode_family(&[("pool", &*pool.name), (label, value.as_ref())])?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes a metric (name, help) with the `series` of each endpoint: a third label, if there is one, and metrics.
+    fn by_endpoint<M: EncodeMetric + TypedMetric, I: IntoIterator<Item = (Option<(&'static str, &'static str)>, M)>>(
+        &mut self,
+        (name, help): (&str, &str),
+        series: impl Fn(&PoolView, &EndpointState) -> I,
+    ) -> Result<(), Error> {
+        let mut family = self.encoder.encode_descriptor(name, help, None, M::TYPE)?;
+        for pool in self.pools {
+            for state in &pool.store.load().endpoints {
+                let [pool_label, endpoint] = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority)];
+                for (third, metric) in series(pool, state) {
+                    match third {
+                        None => metric.encode(family.encode_family(&[pool_label, endpoint])?)?,
+                        Some(third) => metric.encode(family.encode_family(&[pool_label, endpoint, third])?)?,
                     }
                 }
             }
         }
-        let routed_help = "requests sent to the endpoint";
-        let mut routed = encoder.encode_descriptor("endpoint_requests", routed_help, None, MetricType::Counter)?;
-        for pool in pools.iter() {
-            for state in &pool.store.load().endpoints {
-                let labels = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority)];
-                ConstCounter::new(state.endpoint.ledger.routed()).encode(routed.encode_family(&labels)?)?;
-            }
-        }
-        self.ejections(&pools, &mut encoder)?;
-        for (name, help, value) in POOL_COUNTERS {
-            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
-            for pool in pools.iter() {
-                let labels = [("pool", &*pool.name)];
-                ConstCounter::new(value(pool)).encode(counters.encode_family(&labels)?)?;
-            }
-        }
-        for (name, help, value) in POOL_GAUGES {
-            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for pool in pools.iter() {
-                ConstGauge::new(value(pool)).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
-            }
-        }
-        let help = "1 for the tokenizer in use; `characters` if the configured one is not usable";
-        let mut tokenizers = encoder.encode_descriptor("prefix_tokenizer", help, None, MetricType::Gauge)?;
-        for pool in pools.iter() {
-            let labels = [("pool", &*pool.name), ("tokenizer", pool.tokenizer)];
-            ConstGauge::new(1i64).encode(tokenizers.encode_family(&labels)?)?;
-        }
-        self.bands(&pools, &mut encoder)?;
-        self.prediction_errors(&pools, &mut encoder)?;
-        self.indexers(&pools, &mut encoder)?;
-        self.evictions(&pools, &mut encoder)?;
-        self.kv_events(&pools, &mut encoder)?;
-        self.remote(&pools, &mut encoder)?;
-        self.kube(&pools, &mut encoder)?;
-        let mut errors =
-            encoder.encode_descriptor("scrape_errors", "failed scrapes, by reason", None, MetricType::Counter)?;
-        for pool in pools.iter() {
-            for reason in ErrorReason::ALL {
-                let labels = [("pool", &*pool.name), ("reason", reason.label())];
-                ConstCounter::new(pool.scrape.errors(reason)).encode(errors.encode_family(&labels)?)?;
-            }
-        }
         Ok(())
     }
-}
 
-impl PoolCollector {
-    fn ejections(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    /// Encodes the state of endpoints and the requests that went to them.
+    fn endpoints(&mut self) -> Result<(), Error> {
+        let views = self.views;
+        let help = "endpoints of the pool, by state: `ready`, `not-reached` (nothing received yet), `unreachable` (the last \
+                    connection failed), `half-open`, `slow-start`, `ejected`, `draining`";
+        self.labelled(("pool_endpoints", help, "state"), |pool| {
+            let (snapshot, now) = (pool.store.load(), views.clock.now());
+            EndpointStanding::ALL.map(|standing| {
+                let is_so = |state: &&EndpointState| EndpointStanding::of(state, &pool.health, now) == standing;
+                (standing.label(), gauge(snapshot.endpoints.iter().filter(is_so).count()))
+            })
+        })?;
+        for (name, help, value) in ENDPOINT_GAUGES {
+            self.by_endpoint((name, help), |pool, state| {
+                value(views, pool, state).map(|value| (None, ConstGauge::new(value)))
+            })?;
+        }
+        self.by_endpoint(("endpoint_requests", "requests sent to the endpoint"), |_, state| {
+            [(None, ConstCounter::new(state.endpoint.ledger.routed()))]
+        })?;
         let help = "ejections of the endpoint after failures, by cause: `connect_failure`, `error_response`, `failure` of \
                     a prefill";
-        let mut ejections = encoder.encode_descriptor("ejections", help, None, MetricType::Counter)?;
-        for pool in pools {
-            for state in &pool.store.load().endpoints {
-                for (cause, count) in state.endpoint.health.ejection_counts() {
-                    let (pool, endpoint) = (&*pool.name, &*state.endpoint.authority);
-                    let labels = [("pool", pool), ("endpoint", endpoint), ("cause", cause.label())];
-                    ConstCounter::new(u64::from(count)).encode(ejections.encode_family(&labels)?)?;
-                }
-            }
-        }
-        Ok(())
+        self.by_endpoint(("ejections", help), |_, state| {
+            let counts = state.endpoint.health.ejection_counts();
+            let counts = counts.map(|(cause, n)| (Some(("cause", cause.label())), ConstCounter::new(u64::from(n))));
+            counts.collect::<Vec<_>>()
+        })
     }
 
-    /// Encodes the queue depth by priority, of pools with a queue.
-    fn bands(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    /// Encodes how prompts are queued, predicted and looked up.
+    fn prompts(&mut self) -> Result<(), Error> {
+        let help = "1 for the tokenizer in use; `characters` if the configured one is not usable";
+        self.labelled(("prefix_tokenizer", help, "tokenizer"), |pool| [(pool.tokenizer, gauge(1))])?;
         let help = "requests in the queue, by the priority of their band";
-        let mut bands = encoder.encode_descriptor("queued_band_requests", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            for (priority, requests) in pool.bands.read() {
-                let labels = [("pool", &*pool.name), ("priority", &*priority.to_string())];
-                ConstGauge::new(i64::try_from(requests).unwrap_or(i64::MAX)).encode(bands.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
+        self.labelled(("queued_band_requests", help, "priority"), |pool| {
+            let bands = pool.bands.read().into_iter();
+            bands.map(|(priority, requests)| (priority.to_string(), gauge(requests)))
+        })?;
+        self.prediction_errors()?;
+        let help = "1 for the source of the prefix index: `kv-events` of engines, or `routed` prompts";
+        self.labelled(("prefix_indexer", help, "indexer"), |pool| {
+            [(if pool.kv_events.is_some() { "kv-events" } else { "routed" }, gauge(1))]
+        })?;
+        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is \
+                    reached, or a tenant exceeds its share";
+        self.labelled(("prefix_index_evicted_blocks", help, "cause"), |pool| {
+            let stats = pool.prefix.index().stats();
+            [
+                ("capacity", ConstCounter::new(stats.evicted_for_capacity)),
+                ("tenant", ConstCounter::new(stats.evicted_for_tenant)),
+                ("budget", ConstCounter::new(stats.evicted_for_budget)),
+            ]
+        })
     }
 
     /// Encodes the error of predictions, of pools that have learned from a response.
-    fn prediction_errors(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    fn prediction_errors(&mut self) -> Result<(), Error> {
         let help = "usual relative error of predicted times to the first token, as a mean of the endpoints; 1 is an error \
                     as large as the prediction";
-        let mut errors = encoder.encode_descriptor("prediction_error", help, None, MetricType::Gauge)?;
-        for pool in pools {
+        let mut errors = self.encoder.encode_descriptor("prediction_error", help, None, MetricType::Gauge)?;
+        for pool in self.pools {
             let snapshot = pool.store.load();
             let learned = snapshot.endpoints.iter().filter_map(|state| state.endpoint.speed.learned());
             let (sum, count) = learned.fold((0.0, 0.0), |(sum, count), own| (sum + own.first_token_error, count + 1.0));
@@ -430,132 +458,34 @@ impl PoolCollector {
         Ok(())
     }
 
-    fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is \
-                    reached, or a tenant exceeds its share";
-        let mut counters =
-            encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
-        for pool in pools {
-            let stats = pool.prefix.index().stats();
-            for (cause, blocks) in [
-                ("capacity", stats.evicted_for_capacity),
-                ("tenant", stats.evicted_for_tenant),
-                ("budget", stats.evicted_for_budget),
-            ] {
-                let labels = [("pool", &*pool.name), ("cause", cause)];
-                ConstCounter::new(blocks).encode(counters.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Encodes the counters of discovery through Kubernetes.
-    fn kube(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        for (name, help, value) in KUBE_COUNTERS {
-            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
-            for pool in pools {
-                let Some(stats) = &pool.kube else { continue };
-                ConstCounter::new(value(stats)).encode(counters.encode_family(&[("pool", &*pool.name)])?)?;
-            }
-        }
-        for (name, help, value) in KUBE_GAUGES {
-            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for pool in pools {
-                let Some(stats) = &pool.kube else { continue };
-                ConstGauge::new(value(stats)).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
-            }
-        }
-        Ok(())
+    /// Encodes the counters of KV events, and the trust in each cache.
+    fn kv_events(&mut self) -> Result<(), Error> {
+        let rows = Count::ALL.map(|count| (count.label(), count.help(), move |stats: &KvEventStats| stats.get(count)));
+        self.rows(&rows, ConstCounter::new, |pool| pool.kv_events.as_deref())?;
+        let help = "1 for the state of the KV events of the endpoint: `exact`, or why they are not used";
+        self.by_endpoint(("kv_event_trust", help), |pool, state| {
+            let residents = pool.kv_events.as_ref().map(|_| pool.prefix.residents().load());
+            let trust = residents.and_then(|residents| Some(residents.get(&state.endpoint.id)?.trust()));
+            trust.map(|trust| (Some(("trust", trust.label())), gauge(1)))
+        })
     }
 
     /// Encodes the counters of remote tokenizers.
-    fn remote(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        for (name, help, value) in REMOTE_COUNTERS {
-            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
-            for pool in pools {
-                let Some(stats) = &pool.remote else { continue };
-                let labels = [("pool", &*pool.name)];
-                ConstCounter::new(value(stats)).encode(counters.encode_family(&labels)?)?;
-            }
-        }
+    fn remote(&mut self) -> Result<(), Error> {
+        self.rows(REMOTE_COUNTERS, ConstCounter::new, |pool| pool.remote.as_deref())?;
         let help = "prompts that the remote tokenizer did not tokenize, by reason";
-        let mut failures = encoder.encode_descriptor("tokenizer_failures", help, None, ConstCounter::<u64>::TYPE)?;
-        for pool in pools {
-            let Some(stats) = &pool.remote else { continue };
-            for reason in Reason::ALL {
-                let labels = [("pool", &*pool.name), ("reason", reason.label())];
-                ConstCounter::new(stats.failures(reason)).encode(failures.encode_family(&labels)?)?;
-            }
-        }
-        let help = "models whose remote tokenizer does not respond";
-        let mut gauges = encoder.encode_descriptor("tokenizer_unhealthy_models", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            let Some(stats) = &pool.remote else { continue };
-            let unhealthy = i64::try_from(stats.unhealthy_models()).unwrap_or(i64::MAX);
-            ConstGauge::new(unhealthy).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
-        }
-        let help = "models that use the remote tokenizer";
-        let mut gauges = encoder.encode_descriptor("tokenizer_active_models", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            let Some(stats) = &pool.remote else { continue };
-            let active = i64::try_from(stats.active_models()).unwrap_or(i64::MAX);
-            ConstGauge::new(active).encode(gauges.encode_family(&[("pool", &*pool.name)])?)?;
-        }
-        remote::by_model(pools, encoder)
+        self.labelled(("tokenizer_failures", help, "reason"), |pool| {
+            let failures = |stats: &'p Arc<RemoteStats>| {
+                Reason::ALL.map(|reason| (reason.label(), ConstCounter::new(stats.failures(reason))))
+            };
+            pool.remote.iter().flat_map(failures)
+        })?;
+        self.rows(REMOTE_GAUGES, gauge, |pool| pool.remote.as_deref())?;
+        remote::by_model(self.pools, &mut self.encoder)
     }
+}
 
-    /// Encodes the source of each pool's prefix index: events or estimates.
-    fn indexers(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "1 for the source of the prefix index: `kv-events` of engines, or `routed` prompts";
-        let mut gauges = encoder.encode_descriptor("prefix_indexer", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            let indexer = if pool.kv_events.is_some() { "kv-events" } else { "routed" };
-            ConstGauge::new(1i64).encode(gauges.encode_family(&[("pool", &*pool.name), ("indexer", indexer)])?)?;
-        }
-        Ok(())
-    }
-
-    /// Encodes the counters of KV events, and the trust in each cache.
-    fn kv_events(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        for (count, name, help) in Count::ALL {
-            let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
-            for pool in pools {
-                let Some(stats) = &pool.kv_events else { continue };
-                let labels = [("pool", &*pool.name)];
-                ConstCounter::new(stats.get(count)).encode(counters.encode_family(&labels)?)?;
-            }
-        }
-        let help = "1 for the state of the KV events of the endpoint: `exact`, or why they are not used";
-        let mut gauges = encoder.encode_descriptor("kv_event_trust", help, None, MetricType::Gauge)?;
-        for pool in pools.iter().filter(|p| p.kv_events.is_some()) {
-            let residents = pool.prefix.residents().load();
-            for state in &pool.store.load().endpoints {
-                let Some(resident) = residents.get(&state.endpoint.id) else { continue };
-                let trust = resident.trust().label();
-                let labels = [("pool", &*pool.name), ("endpoint", &*state.endpoint.authority), ("trust", trust)];
-                ConstGauge::new(1i64).encode(gauges.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn standings(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "endpoints of the pool, by state: `ready`, `not-reached` (nothing received yet), `unreachable` (the last \
-                    connection failed), `half-open`, `slow-start`, `ejected`, `draining`";
-        let mut gauges = encoder.encode_descriptor("pool_endpoints", help, None, MetricType::Gauge)?;
-        for pool in pools {
-            let (snapshot, now) = (pool.store.load(), self.0.clock.now());
-            for standing in EndpointStanding::ALL {
-                let count = snapshot
-                    .endpoints
-                    .iter()
-                    .filter(|s| EndpointStanding::of(s, &pool.health, now) == standing)
-                    .count();
-                let labels = [("pool", &*pool.name), ("state", standing.label())];
-                let count = i64::try_from(count).unwrap_or(i64::MAX);
-                ConstGauge::new(count).encode(gauges.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
+/// A gauge with a whole number.
+fn gauge(value: impl TryInto<i64>) -> ConstGauge<i64> {
+    ConstGauge::new(value.try_into().unwrap_or(i64::MAX))
 }

@@ -32,7 +32,7 @@ impl Tally {
         Self {
             at,
             rejections: metrics.rejections(),
-            degraded: metrics.degraded_modes(),
+            degraded: metrics.degraded.occurred(),
             models: metrics.by_name.totals(Subject::Model),
             tenants: metrics.by_name.totals(Subject::Tenant),
             handshakes: metrics.handshakes.get().map(|failures| failures.counts().collect()).unwrap_or_default(),

@@ -87,8 +87,13 @@ fn certificate(certificate: &CertificateStatus, now: SystemTime) -> Value {
 }
 
 fn redis(metrics: &Metrics) -> Value {
-    let failures: Map<_, _> =
-        metrics.redis.failures().into_iter().map(|(reason, count)| (reason.to_owned(), json!(count))).collect();
+    let failures: Map<_, _> = metrics
+        .redis
+        .store_failures
+        .occurred()
+        .into_iter()
+        .map(|(reason, count)| (reason.to_owned(), json!(count)))
+        .collect();
     json!({"connected": metrics.redis.connected.get() > 0, "failures": failures})
 }
 

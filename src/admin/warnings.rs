@@ -54,7 +54,7 @@ impl Judgement {
         let pools: Vec<Warning> = views.iter().flat_map(of_pool).collect();
         let is_overloaded = pools.iter().any(|warning| pool::OVERLOAD.contains(&warning.code));
         let of_process = process::handshakes(&minute).into_iter().chain(process::flood(&minute, is_overloaded));
-        let warnings = of_gateway(&metrics.degraded_modes()).chain(of_process).chain(pools).collect();
+        let warnings = of_gateway(&metrics.degraded.occurred()).chain(of_process).chain(pools).collect();
         Self { warnings, slowdowns }
     }
 

@@ -72,7 +72,7 @@ impl PageParts {
             policies,
             rejections: Arc::new(move || rejections.rejection_counts()),
             pressure: metrics.pressure.clone(),
-            degraded: Arc::new(move || degraded.degraded_modes()),
+            degraded: Arc::new(move || degraded.degraded.occurred()),
             replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
             guard,
             hosts: app.settings.server.admin_hosts.clone(),

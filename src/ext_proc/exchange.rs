@@ -528,7 +528,7 @@ impl Exchange {
     fn on_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Opened => {
-                self.processor.metrics.limit(Limit::IdleTimeout);
+                self.processor.metrics.limits.count(Limit::IdleTimeout);
                 return Err(ProtocolError("stream opened and nothing sent within the idle timeout"));
             }
             RequestSide::Collecting if now < self.opened.after(self.config.limits.request_timeout) => {
@@ -539,7 +539,7 @@ impl Exchange {
                 }
             }
             RequestSide::Collecting => {
-                self.processor.metrics.limit(Limit::RequestTimeout);
+                self.processor.metrics.limits.count(Limit::RequestTimeout);
                 let allowed = self.config.limits.request_timeout.as_secs_f64();
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
@@ -559,7 +559,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.leave();
-        self.processor.metrics.outcome(self.outcome.unwrap_or(StreamOutcome::ClientAborted));
+        self.processor.metrics.outcomes.count(self.outcome.unwrap_or(StreamOutcome::ClientAborted));
     }
 }
 

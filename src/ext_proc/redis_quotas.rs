@@ -152,7 +152,7 @@ impl RedisQuotas {
             Ok(found @ RecordLookup::Malformed) => (found, RecordOutcome::Malformed),
             Err(error) => (self.users.last(tenant).ok_or(error)?, RecordOutcome::Stale),
         };
-        self.metrics.redis.record(outcome);
+        self.metrics.redis.records.count(outcome);
         Ok(found)
     }
 }
@@ -196,7 +196,7 @@ impl SharedAnswer for PendingVerdict {
             }
             Err(_) => StoreFailure::Late,
         };
-        self.metrics.redis.store_failure(failure);
+        self.metrics.redis.store_failures.count(failure);
         match self.on_failure {
             OnStoreFailure::Allow => Ok(None),
             OnStoreFailure::Refuse => {

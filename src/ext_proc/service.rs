@@ -53,14 +53,14 @@ impl Service {
 
     /// Counts a stream that sent nothing within the idle timeout.
     pub(super) fn end_silent(&self) -> Status {
-        self.processor.metrics.limit(Limit::IdleTimeout);
+        self.processor.metrics.limits.count(Limit::IdleTimeout);
         self.processor.metrics.protocol_errors.inc();
         Status::failed_precondition("stream opened and nothing sent within the idle timeout")
     }
 
     /// Counts a stream that is one too many.
     pub(super) fn refuse_stream(&self) -> Status {
-        self.processor.metrics.limit(Limit::Streams);
+        self.processor.metrics.limits.count(Limit::Streams);
         Status::resource_exhausted("too many streams are open (`limits.maxStreams`)")
     }
 

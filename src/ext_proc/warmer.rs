@@ -77,7 +77,7 @@ impl Warmer {
     #[must_use]
     pub fn start(&self, warming: Warming) -> Running {
         let Some(reserved) = self.reserve(warming.bytes) else {
-            self.metrics.limit(Limit::TokenizeQueue);
+            self.metrics.limits.count(Limit::TokenizeQueue);
             return Running(Box::pin(ready(())));
         };
         let held = self.buffered.hold(warming.bytes as u64);
@@ -88,7 +88,7 @@ impl Warmer {
             })),
             Job::Cpu(computation) => {
                 let Ok(slot) = self.jobs.clone().try_acquire_owned() else {
-                    self.metrics.limit(Limit::TokenizeQueue);
+                    self.metrics.limits.count(Limit::TokenizeQueue);
                     return Running(Box::pin(ready(())));
                 };
                 let (threads, buffered) = (self.threads.clone(), self.buffered.clone());

@@ -24,50 +24,25 @@ pub enum Trust {
     Suspect(Doubt),
 }
 
-/// The reason for which a holder is not trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Doubt {
-    /// The connection is broken, or it is new and no message has shown yet what was missed.
-    Interrupted,
-    /// The engine had published events before Attaché connected, and it has no replay.
-    JoinedLate,
-    /// Events are missing, and the engine has no replay.
-    Gap,
-    /// Events are missing, and the replay request failed.
-    ReplayFailed,
-    /// An event could not be decoded.
-    Undecodable,
-    /// The events' blocks do not have the pool's block size.
-    BlockSize,
-    /// The ports of the endpoint's events are no ports, or shared, so its events are not read.
-    Ports,
-}
-
-impl Doubt {
-    /// All reasons, in the order of their labels.
-    pub const ALL: [Doubt; 7] = [
-        Doubt::Interrupted,
-        Doubt::JoinedLate,
-        Doubt::Gap,
-        Doubt::ReplayFailed,
-        Doubt::Undecodable,
-        Doubt::BlockSize,
-        Doubt::Ports,
-    ];
-
-    /// Returns the reason's name in logs and labels.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Doubt::Interrupted => "interrupted",
-            Doubt::JoinedLate => "joined_late",
-            Doubt::Gap => "gap",
-            Doubt::ReplayFailed => "replay_failed",
-            Doubt::Undecodable => "undecodable",
-            Doubt::BlockSize => "block_size",
-            Doubt::Ports => "ports",
-        }
+attache_types::labels! {
+    /// The reason for which a holder is not trusted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Doubt {
+        /// The connection is broken, or it is new and no message has shown yet what was missed.
+        Interrupted => "interrupted",
+        /// The engine had published events before Attaché connected, and it has no replay.
+        JoinedLate => "joined_late",
+        /// Events are missing, and the engine has no replay.
+        Gap => "gap",
+        /// Events are missing, and the replay request failed.
+        ReplayFailed => "replay_failed",
+        /// An event could not be decoded.
+        Undecodable => "undecodable",
+        /// The events' blocks do not have the pool's block size.
+        BlockSize => "block_size",
+        /// The ports of the endpoint's events are no ports, or shared, so its events are not read.
+        Ports => "ports",
     }
 }
 

@@ -135,7 +135,7 @@ mod tests {
     fn every_reason_renders_in_every_dialect() {
         for reason in Reason::ALL {
             for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
-                let answer = render(&RequestError::new(*reason, "why"), dialect);
+                let answer = render(&RequestError::new(reason, "why"), dialect);
                 assert_eq!(answer.status, reason.status());
                 assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&answer.body).is_ok());
             }

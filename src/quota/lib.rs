@@ -76,47 +76,26 @@ pub struct Windows {
     pub day: u64,
 }
 
-/// What a limit counts, and over which time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Bound {
-    /// Requests in a day of the wall clock.
-    RequestsPerDay,
-    /// Tokens of prompts and responses per day.
-    TokensPerDay,
-    /// Requests in a minute of the wall clock.
-    RequestsPerMinute,
-    /// Tokens of prompts and responses per minute.
-    TokensPerMinute,
-    /// Requests in a second of the wall clock.
-    RequestsPerSecond,
-    /// Requests that run at the same time.
-    Concurrency,
+attache_types::labels! {
+    /// What a limit counts, and over which time.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Bound {
+        /// Requests in a day of the wall clock.
+        RequestsPerDay => "requests_per_day",
+        /// Tokens of prompts and responses per day.
+        TokensPerDay => "tokens_per_day",
+        /// Requests in a minute of the wall clock.
+        RequestsPerMinute => "requests_per_minute",
+        /// Tokens of prompts and responses per minute.
+        TokensPerMinute => "tokens_per_minute",
+        /// Requests in a second of the wall clock.
+        RequestsPerSecond => "requests_per_second",
+        /// Requests that run at the same time.
+        Concurrency => "concurrency",
+    }
 }
 
 impl Bound {
-    /// All limits. Those that block a client for longest come first, since the first exceeded one is reported.
-    pub const ALL: [Bound; 6] = [
-        Bound::RequestsPerDay,
-        Bound::TokensPerDay,
-        Bound::RequestsPerMinute,
-        Bound::TokensPerMinute,
-        Bound::RequestsPerSecond,
-        Bound::Concurrency,
-    ];
-
-    /// Returns the metric label of the limit.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Bound::RequestsPerDay => "requests_per_day",
-            Bound::TokensPerDay => "tokens_per_day",
-            Bound::RequestsPerMinute => "requests_per_minute",
-            Bound::TokensPerMinute => "tokens_per_minute",
-            Bound::RequestsPerSecond => "requests_per_second",
-            Bound::Concurrency => "concurrency",
-        }
-    }
-
     /// Whether the limit counts tokens instead of requests.
     #[must_use]
     pub(crate) fn counts_tokens(self) -> bool {

@@ -232,281 +232,176 @@ pub struct Exemplar {
     pub at: SystemTime,
 }
 
-/// The limit that a request exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Limit {
-    BodyBytes,
-    BufferedBytes,
-    BodyMessages,
-    UploadBytesPerClient,
-    UploadRate,
-    HeaderBytes,
-    /// A request or response has as many headers as the gateway allows.
-    Headers,
-    RequestTimeout,
-    IdleTimeout,
-    Parser,
-    /// A server reported more tokens than the request can cost.
-    ReportedTokens,
-    /// A prompt needs more memory than its body's size allows, or has more text than is encoded of one prompt.
-    PromptBytes,
-    /// Too many prompts, or bytes of them, wait to be tokenized.
-    TokenizeQueue,
-    /// Too many ext-proc streams are open.
-    Streams,
-}
-
-/// A degraded mode in which a decision was made or a response was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Degraded {
-    /// The body is compressed.
-    EncodedBody,
-    /// The body is invalid, and the configuration routes such requests by load.
-    Unparseable,
-    /// The model of a form can't be read, and no rule depends on it.
-    UnreadForm,
-    /// The routing algorithm panicked.
-    StrategyPanic,
-    /// Every endpoint is ejected, so ejection is ignored.
-    AllEjected,
-    /// The prefix lookup panicked.
-    LookupPanic,
-    /// The prompt's tokens were not available in time: routed without prefix lookup.
-    ReadingLate,
-    /// The prompt can't be tokenized, or its template not rendered: routed without prefix lookup.
-    Untokenized,
-    /// The gateway's body mode leaves no time for a prefill on another worker.
-    NoTimeToSplit,
-    /// The gateway's body mode leaves no time to queue a request of a pool with a queue.
-    NoTimeToQueue,
-    /// The gateway shows no body before the decision.
-    NoBody,
-    /// No prefill server was there for a request that would have been split, or might have been.
-    NoPrefillEndpoint,
-    /// The gateway does not report retries: blocks of a prefill that were not fetched are kept until their lease ends.
-    AttemptsUntold,
-    /// Endpoints and rules may be out of date, because the API server is unreachable.
-    DiscoveryStale,
-    /// The strategy lacked a signal that it decides by.
-    Lacking(Signal),
-    /// The response is compressed: its tokens, its model name and its errors were not read.
-    EncodedResponse,
-    /// A response reported a token count that is no whole number.
-    UnreadCount(UnreadCount),
-}
-
-/// How a stream ended; every stream has exactly one outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StreamOutcome {
-    /// Attaché chose an endpoint after it had parsed the request.
-    Routed,
-    /// Attaché chose an endpoint by load alone: there was no body, or an invalid one.
-    Skipped,
-    /// Attaché rejected the request because of an error of the client.
-    Rejected,
-    /// Attaché rejected the request because the model servers or Attaché lack capacity.
-    Shed,
-    /// The client (or Envoy) disconnected before a decision.
-    ClientAborted,
-    /// An error of Attaché.
-    FailedInternal,
-    /// Attaché responded itself, with the list of models.
-    Answered,
-}
-
-impl StreamOutcome {
-    /// All of them.
-    pub const ALL: [StreamOutcome; 7] = [
-        StreamOutcome::Routed,
-        StreamOutcome::Skipped,
-        StreamOutcome::Rejected,
-        StreamOutcome::Shed,
-        StreamOutcome::ClientAborted,
-        StreamOutcome::FailedInternal,
-        StreamOutcome::Answered,
-    ];
-
-    /// The label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            StreamOutcome::Routed => "routed",
-            StreamOutcome::Skipped => "skipped",
-            StreamOutcome::Rejected => "rejected",
-            StreamOutcome::Shed => "shed",
-            StreamOutcome::ClientAborted => "client_aborted",
-            StreamOutcome::FailedInternal => "failed_internal",
-            StreamOutcome::Answered => "answered",
-        }
+attache_types::labels! {
+    /// The limit that a request exceeded.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Limit {
+        BodyBytes => "body_bytes",
+        BufferedBytes => "buffered_bytes",
+        BodyMessages => "body_messages",
+        UploadBytesPerClient => "upload_bytes_per_client",
+        UploadRate => "upload_rate",
+        HeaderBytes => "header_bytes",
+        /// A request or response has as many headers as the gateway allows.
+        Headers => "headers",
+        RequestTimeout => "request_timeout",
+        IdleTimeout => "idle_timeout",
+        Parser => "parser",
+        /// A server reported more tokens than the request can cost.
+        ReportedTokens => "reported_tokens",
+        /// A prompt needs more memory than its body's size allows, or has more text than is encoded of one prompt.
+        PromptBytes => "prompt_bytes",
+        /// Too many prompts, or bytes of them, wait to be tokenized.
+        TokenizeQueue => "tokenize_queue",
+        /// Too many ext-proc streams are open.
+        Streams => "streams",
     }
 }
 
-/// How a routed request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// The response was complete.
-    Complete,
-    /// The gateway does not pass on the rest of the response: its body, or all of it if the gateway half-closes the
-    /// stream after the request.
-    Unwatched,
-    /// The stream ended before the response did.
-    ClientGone,
-    /// Attaché ended it: no prefill worker prefilled the prompt.
-    Aborted,
-    /// Attaché ended it: it was preempted for a more important request.
-    Evicted,
-    /// Attaché ended it: the rest of its form contradicts the model that it was routed by.
-    Contradicted,
-    /// The gateway responded, because it could not connect to the endpoint.
-    ConnectFailure,
-    /// The gateway responded in place of the endpoint for another reason: no route, a full circuit breaker.
-    Gateway,
+attache_types::labels! {
+    /// A degraded mode in which a decision was made or a response was read.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Degraded {
+        /// The body is compressed.
+        EncodedBody => "encoded_body",
+        /// The response is compressed: its tokens, its model name and its errors were not read.
+        EncodedResponse => "encoded_response",
+        /// The body is invalid, and the configuration routes such requests by load.
+        Unparseable => "unparseable",
+        /// The model of a form can't be read, and no rule depends on it.
+        UnreadForm => "unread_form",
+        /// The routing algorithm panicked.
+        StrategyPanic => "strategy_panic",
+        /// Every endpoint is ejected, so ejection is ignored.
+        AllEjected => "all_ejected",
+        /// The prefix lookup panicked.
+        LookupPanic => "lookup_panic",
+        /// The prompt's tokens were not available in time: routed without prefix lookup.
+        ReadingLate => "reading_late",
+        /// The prompt can't be tokenized, or its template not rendered: routed without prefix lookup.
+        Untokenized => "untokenized",
+        /// The gateway's body mode leaves no time for a prefill on another worker.
+        NoTimeToSplit => "no_time_to_split",
+        /// The gateway's body mode leaves no time to queue a request of a pool with a queue.
+        NoTimeToQueue => "no_time_to_queue",
+        /// The gateway shows no body before the decision.
+        NoBody => "no_body",
+        /// No prefill server was there for a request that would have been split, or might have been.
+        NoPrefillEndpoint => "no_prefill_endpoint",
+        /// The gateway does not report retries: blocks of a prefill that were not fetched are kept until their lease ends.
+        AttemptsUntold => "attempts_untold",
+        /// Endpoints and rules may be out of date, because the API server is unreachable.
+        DiscoveryStale => "discovery_stale",
+        ;
+        /// The strategy lacked a signal that it decides by.
+        Lacking(Signal),
+        /// A response reported a token count that is no whole number.
+        UnreadCount(UnreadCount),
+    }
 }
 
-impl End {
-    /// All of them.
-    pub const ALL: [End; 8] = [
-        End::Complete,
-        End::Unwatched,
-        End::ClientGone,
-        End::Aborted,
-        End::Evicted,
-        End::Contradicted,
-        End::ConnectFailure,
-        End::Gateway,
-    ];
+attache_types::labels! {
+    /// How a stream ended; every stream has exactly one outcome.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum StreamOutcome {
+        /// Attaché chose an endpoint after it had parsed the request.
+        Routed => "routed",
+        /// Attaché chose an endpoint by load alone: there was no body, or an invalid one.
+        Skipped => "skipped",
+        /// Attaché rejected the request because of an error of the client.
+        Rejected => "rejected",
+        /// Attaché rejected the request because the model servers or Attaché lack capacity.
+        Shed => "shed",
+        /// The client (or Envoy) disconnected before a decision.
+        ClientAborted => "client_aborted",
+        /// An error of Attaché.
+        FailedInternal => "failed_internal",
+        /// Attaché responded itself, with the list of models.
+        Answered => "answered",
+    }
+}
 
-    /// The label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            End::Complete => "complete",
-            End::Unwatched => "unwatched",
-            End::ClientGone => "client_gone",
-            End::Aborted => "aborted",
-            End::Evicted => "evicted",
-            End::Contradicted => "contradicted",
-            End::ConnectFailure => "connect_failure",
-            End::Gateway => "gateway",
-        }
+attache_types::labels! {
+    /// How a routed request ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum End {
+        /// The response was complete.
+        Complete => "complete",
+        /// The gateway does not pass on the rest of the response: its body, or all of it if the gateway half-closes the
+        /// stream after the request.
+        Unwatched => "unwatched",
+        /// The stream ended before the response did.
+        ClientGone => "client_gone",
+        /// Attaché ended it: no prefill worker prefilled the prompt.
+        Aborted => "aborted",
+        /// Attaché ended it: it was preempted for a more important request.
+        Evicted => "evicted",
+        /// Attaché ended it: the rest of its form contradicts the model that it was routed by.
+        Contradicted => "contradicted",
+        /// The gateway responded, because it could not connect to the endpoint.
+        ConnectFailure => "connect_failure",
+        /// The gateway responded in place of the endpoint for another reason: no route, a full circuit breaker.
+        Gateway => "gateway",
     }
 }
 
 /// The [`DecisionRecord::end`] of rejected requests.
 pub const REJECTED: &str = "rejected";
 
-/// How a request that could be split was served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SplitOutcome {
-    /// By a prefill worker and a decode worker.
-    Split,
-    /// By one endpoint, because that was predicted to be better, or by rule.
-    Whole,
-    /// The decode worker prefilled the prompt as well, because no prefill worker did or none was there.
-    Local,
-    /// It was rejected: no prefill worker prefilled the prompt.
-    Refused,
-}
-
-impl SplitOutcome {
-    /// All of them.
-    pub const ALL: [SplitOutcome; 4] =
-        [SplitOutcome::Split, SplitOutcome::Whole, SplitOutcome::Local, SplitOutcome::Refused];
-
-    /// The label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            SplitOutcome::Split => "split",
-            SplitOutcome::Whole => "whole",
-            SplitOutcome::Local => "local",
-            SplitOutcome::Refused => "refused",
-        }
+attache_types::labels! {
+    /// How a request that could be split was served.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum SplitOutcome {
+        /// By a prefill worker and a decode worker.
+        Split => "split",
+        /// By one endpoint, because that was predicted to be better, or by rule.
+        Whole => "whole",
+        /// The decode worker prefilled the prompt as well, because no prefill worker did or none was there.
+        Local => "local",
+        /// It was rejected: no prefill worker prefilled the prompt.
+        Refused => "refused",
     }
 }
 
-/// How admission handled a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueOutcome {
-    /// The pool had capacity.
-    Passed,
-    /// It was queued, then dequeued.
-    Dispatched,
-    /// The queue was full.
-    Full,
-    /// Its time to live in the queue ended.
-    Expired,
-    /// It was evicted from the queue or preempted.
-    Evicted,
-    /// An admitter rejected it, or it was sheddable and could not wait.
-    Shed,
-    /// Its client disconnected while it was queued.
-    Left,
-    /// The pool was full, and the gateway's body mode leaves no time to wait: it was dispatched.
-    Unqueued,
-}
-
-impl QueueOutcome {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Passed,
-        Self::Dispatched,
-        Self::Full,
-        Self::Expired,
-        Self::Evicted,
-        Self::Shed,
-        Self::Left,
-        Self::Unqueued,
-    ];
-
-    /// The label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Dispatched => "dispatched",
-            Self::Full => "full",
-            Self::Expired => "expired",
-            Self::Evicted => "evicted",
-            Self::Shed => "shed",
-            Self::Left => "left",
-            Self::Unqueued => "unqueued",
-        }
+attache_types::labels! {
+    /// How admission handled a request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum QueueOutcome {
+        /// The pool had capacity.
+        Passed => "passed",
+        /// It was queued, then dequeued.
+        Dispatched => "dispatched",
+        /// The queue was full.
+        Full => "full",
+        /// Its time to live in the queue ended.
+        Expired => "expired",
+        /// It was evicted from the queue or preempted.
+        Evicted => "evicted",
+        /// An admitter rejected it, or it was sheddable and could not wait.
+        Shed => "shed",
+        /// Its client disconnected while it was queued.
+        Left => "left",
+        /// The pool was full, and the gateway's body mode leaves no time to wait: it was dispatched.
+        Unqueued => "unqueued",
     }
 }
 
-/// How deadline admission handled a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadlineOutcome {
-    /// Dispatched: it is predicted to meet its deadline.
-    Fits,
-    /// Queued: it is predicted to be dequeued in time.
-    Waits,
-    /// Dispatched or queued: the pool's speed is unknown.
-    Unknown,
-    /// Rejected: no endpoint is predicted to serve it in time.
-    Late,
-    /// Rejected: it is not predicted to be dequeued in time.
-    Queue,
-    /// Rejected: it was queued for as long as its deadline allows.
-    Passed,
-}
-
-impl DeadlineOutcome {
-    /// All of them.
-    pub const ALL: [Self; 6] = [Self::Fits, Self::Waits, Self::Unknown, Self::Late, Self::Queue, Self::Passed];
-
-    /// The label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Fits => "fits",
-            Self::Waits => "waits",
-            Self::Unknown => "unknown",
-            Self::Late => "late",
-            Self::Queue => "queue",
-            Self::Passed => "passed",
-        }
+attache_types::labels! {
+    /// How deadline admission handled a request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DeadlineOutcome {
+        /// Dispatched: it is predicted to meet its deadline.
+        Fits => "fits",
+        /// Queued: it is predicted to be dequeued in time.
+        Waits => "waits",
+        /// Dispatched or queued: the pool's speed is unknown.
+        Unknown => "unknown",
+        /// Rejected: no endpoint is predicted to serve it in time.
+        Late => "late",
+        /// Rejected: it is not predicted to be dequeued in time.
+        Queue => "queue",
+        /// Rejected: it was queued for as long as its deadline allows.
+        Passed => "passed",
     }
 }
 

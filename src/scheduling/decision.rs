@@ -10,21 +10,23 @@ use serde_json::{Map, Value, json};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Input that an algorithm needs and did not have for a request; counted as degraded mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Signal {
-    /// Metrics scraped from the model servers.
-    Metrics,
-    /// Cached prefix lengths from the prefix index.
-    Prefix,
-    /// The prompt's text.
-    Prompt,
-    /// Learned speed of the servers: no response has been observed yet.
-    Latency,
-    /// The user of the request, from a header.
-    User,
-    /// SLO profile of the servers: it is missing or has no objective.
-    Profile,
+attache_types::labels! {
+    /// Input that an algorithm needs and did not have for a request; counted as degraded mode.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Signal {
+        /// Metrics scraped from the model servers.
+        Metrics => "no_metrics",
+        /// Cached prefix lengths from the prefix index.
+        Prefix => "no_prefix",
+        /// The prompt's text.
+        Prompt => "no_prompt",
+        /// Learned speed of the servers: no response has been observed yet.
+        Latency => "no_latency",
+        /// The user of the request, from a header.
+        User => "no_user",
+        /// SLO profile of the servers: it is missing or has no objective.
+        Profile => "no_profile",
+    }
 }
 
 /// Figures of one part of an algorithm for all candidates, for explanations.

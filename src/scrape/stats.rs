@@ -3,54 +3,42 @@
 use super::engines::PageError;
 use attache_http_client::FetchError;
 use attache_types::ids::EndpointId;
+use attache_types::labels::Counts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The reason for which a scrape failed: the `reason` label of the error counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorReason {
-    /// The connection could not be established.
-    Connect,
-    /// The response was not complete within the timeout.
-    Timeout,
-    /// The status was not 200.
-    Status,
-    /// The response was a redirect, which is not followed.
-    Redirect,
-    /// The response exceeded the size limit.
-    TooLarge,
-    /// The response was compressed, although the request did not allow it.
-    Encoded,
-    /// The connection was interrupted, or the response was not HTTP.
-    Broken,
-    /// The URL cannot be requested, or TLS cannot be set up.
-    Url,
-    /// The response is JSON instead of Prometheus text.
-    Json,
-    /// The response lacks a value that every engine reports.
-    MissingFamily,
-    /// A value is NaN, infinite, negative or not a number.
-    UnusableSample,
+attache_types::labels! {
+    /// The reason for which a scrape failed: the `reason` label of the error counter.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ErrorReason {
+        /// The connection could not be established.
+        Connect => "connect",
+        /// The response was not complete within the timeout.
+        Timeout => "timeout",
+        /// The status was not 200.
+        Status => "status",
+        /// The response was a redirect, which is not followed.
+        Redirect => "redirect",
+        /// The response exceeded the size limit.
+        TooLarge => "too_large",
+        /// The response was compressed, although the request did not allow it.
+        Encoded => "encoded",
+        /// The connection was interrupted, or the response was not HTTP.
+        Broken => "broken",
+        /// The URL cannot be requested, or TLS cannot be set up.
+        Url => "url",
+        /// The response is JSON instead of Prometheus text.
+        Json => "json",
+        /// The response lacks a value that every engine reports.
+        MissingFamily => "missing_family",
+        /// A value is NaN, infinite, negative or not a number.
+        UnusableSample => "unusable_sample",
+    }
 }
 
 impl ErrorReason {
-    /// All reasons in the order of their counters.
-    pub const ALL: [ErrorReason; 11] = [
-        ErrorReason::Connect,
-        ErrorReason::Timeout,
-        ErrorReason::Status,
-        ErrorReason::Redirect,
-        ErrorReason::TooLarge,
-        ErrorReason::Encoded,
-        ErrorReason::Broken,
-        ErrorReason::Url,
-        ErrorReason::Json,
-        ErrorReason::MissingFamily,
-        ErrorReason::UnusableSample,
-    ];
-
     /// What an operator can do, for the log and the status page.
     #[must_use]
     pub fn remedy(self) -> &'static str {
@@ -69,24 +57,6 @@ impl ErrorReason {
             ErrorReason::Url => {
                 "check scheme, port and path of the metrics; a server without metrics needs `--engine none`"
             }
-        }
-    }
-
-    /// Returns the value of the label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            ErrorReason::Connect => "connect",
-            ErrorReason::Timeout => "timeout",
-            ErrorReason::Status => "status",
-            ErrorReason::Redirect => "redirect",
-            ErrorReason::TooLarge => "too_large",
-            ErrorReason::Encoded => "encoded",
-            ErrorReason::Broken => "broken",
-            ErrorReason::Url => "url",
-            ErrorReason::Json => "json",
-            ErrorReason::MissingFamily => "missing_family",
-            ErrorReason::UnusableSample => "unusable_sample",
         }
     }
 }
@@ -130,7 +100,7 @@ pub struct ScrapeStats {
     restarts: AtomicU64,
     malformed_lines: AtomicU64,
     unusable_samples: AtomicU64,
-    errors: [AtomicU64; ErrorReason::ALL.len()],
+    errors: Counts<ErrorReason>,
     model_lists: AtomicU64,
     model_list_failures: AtomicU64,
     served_models: AtomicU64,
@@ -218,7 +188,7 @@ impl ScrapeStats {
     /// Returns the number of failed scrapes for one reason.
     #[must_use]
     pub fn errors(&self, reason: ErrorReason) -> u64 {
-        self.errors.get(reason as usize).map_or(0, |n| n.load(Relaxed))
+        self.errors.get(reason)
     }
 
     pub(super) fn count_page(&self, skipped: super::exposition::Skipped) {
@@ -236,25 +206,6 @@ impl ScrapeStats {
     }
 
     pub(super) fn count_error(&self, reason: ErrorReason) {
-        if let Some(n) = self.errors.get(reason as usize) {
-            n.fetch_add(1, Relaxed);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_reason_has_its_own_counter_and_label() {
-        let stats = ScrapeStats::default();
-        for (i, reason) in ErrorReason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, i);
-            stats.count_error(reason);
-            assert_eq!(stats.errors(reason), 1, "{}", reason.label());
-        }
-        let labels: std::collections::BTreeSet<_> = ErrorReason::ALL.map(ErrorReason::label).into();
-        assert_eq!(labels.len(), ErrorReason::ALL.len());
+        self.errors.count(reason);
     }
 }

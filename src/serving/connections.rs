@@ -19,6 +19,7 @@ pub use streams::OpenStream;
 
 use crate::log_counter::LogCounter;
 use ahash::AHashMap;
+use attache_types::labels::Counts;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use std::fmt;
@@ -67,30 +68,21 @@ impl ConnectionLimits {
     }
 }
 
-/// The reason for which Attaché closed a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closed {
-    /// The listener was full, and no connection could be evicted for the new one.
-    Refused,
-    /// The listener was full, and a new connection took its place.
-    Evicted,
-    /// It did not open, or did not finish a frame, in time.
-    Timeout,
-    /// The listener's connections held too many bytes.
-    Memory,
-    /// Too many HTTP/2 streams without a message, or too much memory of streams that have ended.
-    Streams,
-}
-
-impl Closed {
-    /// All reasons, with their names in metrics.
-    pub const ALL: [(Self, &'static str); 5] = [
-        (Self::Refused, "refused"),
-        (Self::Evicted, "evicted"),
-        (Self::Timeout, "timeout"),
-        (Self::Memory, "memory"),
-        (Self::Streams, "streams"),
-    ];
+attache_types::labels! {
+    /// The reason for which Attaché closed a connection.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Closed {
+        /// The listener was full, and no connection could be evicted for the new one.
+        Refused => "refused",
+        /// The listener was full, and a new connection took its place.
+        Evicted => "evicted",
+        /// It did not open, or did not finish a frame, in time.
+        Timeout => "timeout",
+        /// The listener's connections held too many bytes.
+        Memory => "memory",
+        /// Too many HTTP/2 streams without a message, or too much memory of streams that have ended.
+        Streams => "streams",
+    }
 }
 
 /// The open connections of one listener.
@@ -111,7 +103,7 @@ pub struct Connections {
     refused: LogCounter,
     /// Notified when a connection has closed.
     freed: Notify,
-    closed: [AtomicU64; Closed::ALL.len()],
+    closed: Counts<Closed>,
 }
 
 #[derive(Debug, Default)]
@@ -275,7 +267,7 @@ impl Connections {
     /// how often bytes were refused.
     #[must_use]
     pub fn closed(&self, why: Closed) -> u64 {
-        self.closed.get(why as usize).map_or(0, |n| n.load(Relaxed))
+        self.closed.get(why)
     }
 
     /// Returns the number of open HTTP/2 streams.
@@ -285,9 +277,7 @@ impl Connections {
     }
 
     fn count(&self, why: Closed) {
-        if let Some(counter) = self.closed.get(why as usize) {
-            counter.fetch_add(1, Relaxed);
-        }
+        self.closed.count(why);
     }
 
     /// Admits a new connection of `peer`, evicting another one if necessary. On `None`, the caller must close it.

@@ -6,6 +6,7 @@ use attache_protocol::Usage;
 use attache_quota::{Bound, Subject};
 use attache_request::settings::LabelSettings;
 use attache_types::clock::Timestamp;
+use attache_types::labels::Counts;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -19,22 +20,43 @@ use std::time::Duration;
 
 /// Counters of one model or one tenant.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct NameCounts {
     requests: Counter,
     /// Requests diverted from the endpoint of their prefix because of its load.
     diverted: Counter,
     prompt_tokens: Counter,
     completion_tokens: Counter,
-    /// Rejections by limit, in the order of [`Bound::ALL`].
-    refused: [Counter; 6],
-    /// Decisions by the estimated fraction of the prompt that the chosen endpoint has cached,
-    /// in the order of [`MATCHES`].
-    matched: [Counter; MATCHES.len()],
+    /// Rejections by limit.
+    refused: Counts<Bound>,
+    /// Decisions by the estimated percentage of the prompt that the chosen endpoint has cached.
+    matched: Counts<MatchPercent>,
     decisions: Times,
 }
 
-/// Buckets of the cached part of a prompt, as in AIBrix: the label, and the greatest percentage.
-const MATCHES: [(&str, u64); 5] = [("0", 0), ("1-25", 25), ("26-50", 50), ("51-75", 75), ("76-100", 100)];
+attache_types::labels! {
+    /// Buckets of the cached part of a prompt, as in AIBrix.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum MatchPercent {
+        None => "0",
+        FirstQuarter => "1-25",
+        SecondQuarter => "26-50",
+        ThirdQuarter => "51-75",
+        FourthQuarter => "76-100",
+    }
+}
+
+impl MatchPercent {
+    /// The bucket of `percent`.
+    fn of(percent: u64) -> Self {
+        match percent {
+            0 => Self::None,
+            1..=25 => Self::FirstQuarter,
+            26..=50 => Self::SecondQuarter,
+            51..=75 => Self::ThirdQuarter,
+            _ => Self::FourthQuarter,
+        }
+    }
+}
 
 /// Buckets of decision times, seconds.
 #[derive(Debug)]
@@ -46,29 +68,27 @@ impl Default for Times {
     }
 }
 
-impl Counts {
-    /// Counts a request that goes to an endpoint.
+impl NameCounts {
+    /// NameCounts a request that goes to an endpoint.
     pub fn routed(&self) {
         self.requests.inc();
     }
 
-    /// Counts a request diverted from the endpoint of its prefix because of its load.
+    /// NameCounts a request diverted from the endpoint of its prefix because of its load.
     pub fn diverted(&self) {
         self.diverted.inc();
     }
 
-    /// Counts the token usage of a response.
+    /// NameCounts the token usage of a response.
     pub fn had(&self, usage: &Usage) {
         self.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
         self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
     }
 
-    /// Counts a decision whose chosen endpoint has an estimated `cached` of the prompt's tokens cached.
+    /// NameCounts a decision whose chosen endpoint has an estimated `cached` of the prompt's tokens cached.
     pub fn matched(&self, tokens: u32, prompt_tokens: u32) {
-        let percent = (u64::from(tokens) * 100).checked_div(u64::from(prompt_tokens)).unwrap_or(0).min(100);
-        if let Some(counter) = MATCHES.iter().position(|(_, most)| percent <= *most).and_then(|i| self.matched.get(i)) {
-            counter.inc();
-        }
+        let percent = (u64::from(tokens) * 100).checked_div(u64::from(prompt_tokens)).unwrap_or(0);
+        self.matched.count(MatchPercent::of(percent));
     }
 
     /// Records the time of a decision.
@@ -76,19 +96,17 @@ impl Counts {
         self.decisions.0.observe(duration.as_secs_f64());
     }
 
-    /// Counts a rejected request.
+    /// NameCounts a rejected request.
     pub fn refused(&self, bound: Bound) {
-        if let Some(counter) = Bound::ALL.iter().position(|b| *b == bound).and_then(|i| self.refused.get(i)) {
-            counter.inc();
-        }
+        self.refused.count(bound);
     }
 }
 
 /// Counters of all models and tenants.
 #[derive(Debug, Default)]
 pub struct ByName {
-    models: Names<Counts>,
-    tenants: Names<Counts>,
+    models: Names<NameCounts>,
+    tenants: Names<NameCounts>,
 }
 
 impl ByName {
@@ -116,18 +134,18 @@ impl ByName {
 
     /// The counters of a model, by name.
     #[must_use]
-    pub fn model(&self, name: &str, now: Timestamp) -> Arc<Counts> {
+    pub fn model(&self, name: &str, now: Timestamp) -> Arc<NameCounts> {
         self.models.of(name, now)
     }
 
     /// The counters of a tenant, by name.
     #[must_use]
-    pub fn tenant(&self, name: &str, now: Timestamp) -> Arc<Counts> {
+    pub fn tenant(&self, name: &str, now: Timestamp) -> Arc<NameCounts> {
         self.tenants.of(name, now)
     }
 }
 
-/// Counts of one model or tenant since the start.
+/// NameCounts of one model or tenant since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTotals {
     /// Its name, or [`OTHER`](super::names::OTHER) for all that have no label value of their own.
@@ -143,14 +161,13 @@ pub struct NamedTotals {
 }
 
 impl NamedTotals {
-    fn of(name: &str, counts: &Counts) -> Self {
-        let refused = Bound::ALL.iter().zip(&counts.refused).map(|(bound, counter)| (bound.label(), counter.get()));
+    fn of(name: &str, counts: &NameCounts) -> Self {
         Self {
             name: name.into(),
             requests: counts.requests.get(),
             prompt_tokens: counts.prompt_tokens.get(),
             completion_tokens: counts.completion_tokens.get(),
-            refused: refused.filter(|(_, count)| *count > 0).collect(),
+            refused: counts.refused.occurred(),
         }
     }
 }
@@ -162,12 +179,13 @@ pub struct ByNameCollector(pub Arc<ByName>);
 impl Collector for ByNameCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         for (kind, names) in [("model", &self.0.models), ("tenant", &self.0.tenants)] {
-            let plain = |counters: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: fn(&Counts) -> u64| {
-                let mut counters = counters.encode_descriptor(name, help, None, MetricType::Counter)?;
-                names.each(|label, counts| {
-                    ConstCounter::new(count(counts)).encode(counters.encode_family(&[(kind, label)])?)
-                })
-            };
+            let plain =
+                |counters: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: fn(&NameCounts) -> u64| {
+                    let mut counters = counters.encode_descriptor(name, help, None, MetricType::Counter)?;
+                    names.each(|label, counts| {
+                        ConstCounter::new(count(counts)).encode(counters.encode_family(&[(kind, label)])?)
+                    })
+                };
             let (requests, help) = (format!("{kind}_requests"), format!("requests sent to servers, by {kind}"));
             plain(&mut encoder, &requests, &help, |counts| counts.requests.get())?;
             if kind == "model" {
@@ -193,9 +211,9 @@ impl Collector for ByNameCollector {
             let name = format!("{kind}_refusals");
             let mut refused = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
             names.each(|named, counts| {
-                for (bound, counter) in Bound::ALL.iter().zip(&counts.refused) {
+                for (bound, count) in counts.refused.each() {
                     let labels = [(kind, named), ("limit", bound.label())];
-                    ConstCounter::new(counter.get()).encode(refused.encode_family(&labels)?)?;
+                    ConstCounter::new(count).encode(refused.encode_family(&labels)?)?;
                 }
                 Ok::<_, Error>(())
             })?;
@@ -204,9 +222,9 @@ impl Collector for ByNameCollector {
                     `26-50`, `51-75`, `76-100`";
         let mut matched = encoder.encode_descriptor("model_prefix_decisions", help, None, MetricType::Counter)?;
         self.0.models.each(|model, counts| {
-            for ((percent, _), counter) in MATCHES.iter().zip(&counts.matched) {
-                let labels = [("model", model), ("match_percent", *percent)];
-                ConstCounter::new(counter.get()).encode(matched.encode_family(&labels)?)?;
+            for (percent, count) in counts.matched.each() {
+                let labels = [("model", model), ("match_percent", percent.label())];
+                ConstCounter::new(count).encode(matched.encode_family(&labels)?)?;
             }
             Ok::<_, Error>(())
         })?;
@@ -242,19 +260,18 @@ mod tests {
     #[test]
     fn matches_count_in_aibrix_buckets() {
         for (tokens, prompt, bucket) in [
-            (0, 0, 0),
-            (0, 100, 0),
-            (1, 1_000, 0),
-            (1, 100, 1),
-            (25, 100, 1),
-            (26, 100, 2),
-            (75, 100, 3),
-            (100, 100, 4),
+            (0, 0, "0"),
+            (0, 100, "0"),
+            (1, 1_000, "0"),
+            (1, 100, "1-25"),
+            (25, 100, "1-25"),
+            (26, 100, "26-50"),
+            (75, 100, "51-75"),
+            (100, 100, "76-100"),
         ] {
-            let counts = Counts::default();
+            let counts = NameCounts::default();
             counts.matched(tokens, prompt);
-            let filled = counts.matched.iter().position(|counter| counter.get() == 1);
-            assert_eq!(filled, Some(bucket), "{tokens} of {prompt}");
+            assert_eq!(counts.matched.occurred(), [(bucket, 1)], "{tokens} of {prompt}");
         }
     }
 }

@@ -12,7 +12,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod by_name;
-pub mod deadlines;
+pub mod counts;
 pub mod decisions;
 mod explanations;
 pub mod latency;

@@ -34,9 +34,9 @@ impl Collector for ListenerCollector {
                     `timeout`, `memory`, `streams`";
         let mut closed = encoder.encode_descriptor("listener_connections_closed", help, None, MetricType::Counter)?;
         for (listener, connections) in self.0.named() {
-            for (why, reason) in Closed::ALL {
-                let labels = [("listener", listener), ("reason", reason)];
-                ConstCounter::new(connections.closed(why)).encode(closed.encode_family(&labels)?)?;
+            for reason in Closed::ALL {
+                let labels = [("listener", listener), ("reason", reason.label())];
+                ConstCounter::new(connections.closed(reason)).encode(closed.encode_family(&labels)?)?;
             }
         }
         Ok(())

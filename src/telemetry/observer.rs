@@ -1,6 +1,6 @@
 //! The observers of the picker: each event becomes a counter, a histogram sample, a span event or a record.
 
-use super::by_name::Counts;
+use super::by_name::NameCounts;
 use super::decisions::Decisions;
 use super::metrics::{LEG_OK, Metrics, PoolMetrics};
 use super::queues::QueueMetrics;
@@ -28,8 +28,8 @@ impl Observer for Telemetry {
     fn event(&self, event: Event) {
         let metrics = &self.metrics;
         match event {
-            Event::Degraded(mode) => metrics.degraded(mode),
-            Event::Limit(limit) => metrics.limit(limit),
+            Event::Degraded(mode) => metrics.degraded.count(mode),
+            Event::Limit(limit) => metrics.limits.count(limit),
             Event::Panic => _ = metrics.panics.inc(),
             Event::Health(Verdict::Capped) => _ = metrics.ejections_capped.inc(),
             // Endpoints count their ejections themselves, with the names that their series have.
@@ -66,10 +66,10 @@ impl Observer for Telemetry {
 impl PoolObserver for PoolMetrics {
     fn event(&self, event: RequestEvent<'_>) {
         match event {
-            RequestEvent::Split(outcome) => self.split(outcome),
+            RequestEvent::Split(outcome) => self.splits.count(outcome),
             RequestEvent::Diverted { model, now } => self.diverted(model, now),
             RequestEvent::Prefilled(after) => self.prefilled(after),
-            RequestEvent::Deadline(outcome) => self.deadlines.judged(outcome),
+            RequestEvent::Deadline(outcome) => self.deadlines.count(outcome),
             RequestEvent::Status(status) => self.status(status),
             RequestEvent::FirstByte { after, exemplar } => self.first_byte(after, exemplar),
             RequestEvent::Ended { end, after, usage, exemplar } => {
@@ -85,15 +85,15 @@ impl PoolObserver for PoolMetrics {
 impl QueueObserver for QueueMetrics {
     fn event(&self, event: QueueEvent) {
         match event {
-            QueueEvent::Outcome(outcome) => self.fate(outcome),
+            QueueEvent::Outcome(outcome) => self.fates.count(outcome),
             QueueEvent::Waited(wait) => self.waited(wait),
             QueueEvent::Holds { requests, bytes } => self.holds(requests, bytes),
-            QueueEvent::Deadline(outcome) => self.deadlines.judged(outcome),
+            QueueEvent::Deadline(outcome) => self.deadlines.count(outcome),
         }
     }
 }
 
-impl NameObserver for Counts {
+impl NameObserver for NameCounts {
     fn event(&self, event: NameEvent) {
         match event {
             NameEvent::Routed => self.routed(),

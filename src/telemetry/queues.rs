@@ -1,12 +1,12 @@
 //! Metrics of the queues of pools.
 
-use super::deadlines::DeadlineMetrics;
+use super::counts::{PoolCounts, PoolLabel};
 use attache_flow::SharedCapacity;
-use attache_request::event::QueueOutcome;
+use attache_request::event::{DeadlineOutcome, QueueOutcome};
+use attache_types::labels::Counts;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
@@ -18,21 +18,10 @@ use std::time::Duration;
 /// Buckets of queue wait, seconds: from an unnoticeable pause to the longest that clients wait.
 const WAITS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PoolLabel {
-    pool: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FateLabel {
-    pool: String,
-    outcome: &'static str,
-}
-
 /// Queue metrics of all pools.
 #[derive(Debug)]
 pub(super) struct QueueFamilies {
-    fates: Family<FateLabel, Counter>,
+    fates: PoolCounts<QueueOutcome>,
     requests: Family<PoolLabel, Gauge>,
     bytes: Family<PoolLabel, Gauge>,
     waits: Family<PoolLabel, Histogram, fn() -> Histogram>,
@@ -40,19 +29,18 @@ pub(super) struct QueueFamilies {
 
 impl QueueFamilies {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let waits = || Histogram::new(WAITS);
         let families = Self {
-            fates: Family::default(),
+            fates: PoolCounts::register(
+                registry,
+                "queue_turns",
+                "requests that asked for admission: `passed` at once, `dispatched` after a wait, `full`, `expired`, \
+                 `evicted`, `shed`, `left` by the client, `unqueued` because the body mode of Envoy does not allow a wait",
+                "outcome",
+            ),
             requests: Family::default(),
             bytes: Family::default(),
-            waits: Family::new_with_constructor(waits),
+            waits: Family::new_with_constructor(|| Histogram::new(WAITS)),
         };
-        registry.register(
-            "queue_turns",
-            "requests that asked for admission: `passed` at once, `dispatched` after a wait, `full`, `expired`, \
-             `evicted`, `shed`, `left` by the client, `unqueued` because the body mode of Envoy does not allow a wait",
-            families.fates.clone(),
-        );
         registry.register("queued_requests", "requests in the queue", families.requests.clone());
         registry.register("queued_bytes", "bodies of queued requests", families.bytes.clone());
         let help = "time in the queue, of requests that waited";
@@ -60,13 +48,10 @@ impl QueueFamilies {
         families
     }
 
-    pub(super) fn pool(&self, name: &str, deadlines: DeadlineMetrics) -> QueueMetrics {
-        let label = PoolLabel { pool: name.to_owned() };
-        let fate = |fate: QueueOutcome| {
-            self.fates.get_or_create_owned(&FateLabel { pool: name.to_owned(), outcome: fate.label() })
-        };
+    pub(super) fn pool(&self, name: &str, deadlines: Arc<Counts<DeadlineOutcome>>) -> QueueMetrics {
+        let label = PoolLabel::of(name);
         QueueMetrics {
-            fates: QueueOutcome::ALL.map(fate),
+            fates: self.fates.pool(name),
             requests: self.requests.get_or_create_owned(&label),
             bytes: self.bytes.get_or_create_owned(&label),
             held: Default::default(),
@@ -76,7 +61,7 @@ impl QueueFamilies {
     }
 
     pub(super) fn depth(&self, name: &str) -> QueueDepth {
-        let label = PoolLabel { pool: name.to_owned() };
+        let label = PoolLabel::of(name);
         QueueDepth {
             requests: self.requests.get_or_create_owned(&label),
             bytes: self.bytes.get_or_create_owned(&label),
@@ -84,10 +69,8 @@ impl QueueFamilies {
     }
 
     pub(super) fn forget(&self, pool: &str) {
-        let label = PoolLabel { pool: pool.to_owned() };
-        for fate in QueueOutcome::ALL {
-            self.fates.remove(&FateLabel { pool: pool.to_owned(), outcome: fate.label() });
-        }
+        let label = PoolLabel::of(pool);
+        self.fates.forget(pool);
         self.requests.remove(&label);
         self.bytes.remove(&label);
         self.waits.remove(&label);
@@ -146,27 +129,21 @@ impl Collector for QueuedBytesCollector {
 /// Queue metrics of one pool.
 #[derive(Debug)]
 pub struct QueueMetrics {
-    fates: [Counter; 8],
+    /// Requests that asked for admission.
+    pub fates: Arc<Counts<QueueOutcome>>,
     requests: Gauge,
     bytes: Gauge,
     /// The part of both gauges that belongs to these queues; queues from before a reload have their own.
     held: [AtomicI64; 2],
     waits: Histogram,
-    /// Metrics of requests with a deadline.
-    pub deadlines: DeadlineMetrics,
+    /// Requests with a deadline.
+    pub deadlines: Arc<Counts<DeadlineOutcome>>,
 }
 
 impl QueueMetrics {
-    /// Counts how admission handled a request.
-    pub fn fate(&self, fate: QueueOutcome) {
-        if let Some(counter) = QueueOutcome::ALL.iter().position(|f| *f == fate).and_then(|i| self.fates.get(i)) {
-            counter.inc();
-        }
-    }
-
     /// Records the wait of a dequeued request.
     pub fn waited(&self, duration: Duration) {
-        self.fate(QueueOutcome::Dispatched);
+        self.fates.count(QueueOutcome::Dispatched);
         self.waits.observe(duration.as_secs_f64());
     }
 

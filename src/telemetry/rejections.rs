@@ -1,6 +1,7 @@
 //! Rejected requests, by pool and reason.
 
 use attache_types::error::{Fault, Reason};
+use attache_types::labels::Counts;
 use parking_lot::RwLock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -9,43 +10,21 @@ use prometheus_client::metrics::counter::ConstCounter;
 use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Number of rejections for each of [`Reason::ALL`].
-#[derive(Debug)]
-struct Counts([AtomicU64; Reason::ALL.len()]);
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
-    }
-}
-
-impl Counts {
-    fn add(&self, reason: Reason) {
-        let counts = Reason::ALL.iter().zip(&self.0);
-        counts.filter(|(known, _)| **known == reason).for_each(|(_, count)| _ = count.fetch_add(1, Relaxed));
-    }
-
-    fn each(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
-        Reason::ALL.iter().copied().zip(self.0.iter().map(|count| count.load(Relaxed)))
-    }
-}
 
 /// Rejections since the start. Only a rejection takes the lock, and only to read.
 #[derive(Debug, Default)]
 pub struct Rejections {
     /// Requests without a pool: invalid ones, and those that no pool matches.
-    unrouted: Counts,
-    by_pool: RwLock<BTreeMap<Arc<str>, Arc<Counts>>>,
+    unrouted: Counts<Reason>,
+    by_pool: RwLock<BTreeMap<Arc<str>, Arc<Counts<Reason>>>>,
 }
 
 impl Rejections {
-    /// Counts a rejection. A pool that was deleted is not counted any more.
+    /// Counts<Reason> a rejection. A pool that was deleted is not counted any more.
     pub fn add(&self, pool: Option<&str>, reason: Reason) {
         match pool {
-            None => self.unrouted.add(reason),
-            Some(pool) => self.by_pool.read().get(pool).into_iter().for_each(|counts| counts.add(reason)),
+            None => self.unrouted.count(reason),
+            Some(pool) => self.by_pool.read().get(pool).into_iter().for_each(|counts| counts.count(reason)),
         }
     }
 
@@ -61,7 +40,7 @@ impl Rejections {
 
     /// The rejections of each pool and reason, without those that never occurred.
     pub(super) fn all(&self) -> Vec<RejectionCount> {
-        let of = |pool: Option<&Arc<str>>, counts: &Counts| -> Vec<RejectionCount> {
+        let of = |pool: Option<&Arc<str>>, counts: &Counts<Reason>| -> Vec<RejectionCount> {
             let counted = counts.each().filter(|(_, count)| *count > 0);
             counted
                 .map(|(reason, count)| RejectionCount { pool: pool.cloned(), reason: reason.code(), count })
@@ -102,7 +81,7 @@ impl Collector for RejectionCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let help = "rejected requests, by reason; the label `pool` is empty if no pool was chosen yet";
         let mut family = encoder.encode_descriptor("rejections", help, None, MetricType::Counter)?;
-        let mut show = |pool: &str, counts: &Counts, shown: fn(Reason) -> bool| {
+        let mut show = |pool: &str, counts: &Counts<Reason>, shown: fn(Reason) -> bool| {
             for (reason, count) in counts.each().filter(|(reason, count)| *count > 0 || shown(*reason)) {
                 let labels = [("pool", pool), ("reason", reason.code())];
                 ConstCounter::new(count).encode(family.encode_family(&labels)?)?;

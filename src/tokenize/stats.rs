@@ -1,5 +1,6 @@
 //! Counters of one pool's remote tokenizers.
 
+use attache_types::labels::Counts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,77 +10,38 @@ use std::time::Duration;
 /// Upper bounds of the latency buckets in milliseconds; one more bucket has all longer calls.
 pub const LATENCY_BOUNDS_MS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 400, 1_000, 2_000, 5_000];
 
-/// The reason for which a request got no tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The tokenizer's API does not support the request.
-    Unsupported,
-    /// No server was available.
-    NoEndpoint,
-    /// The model's tokenizer has failed before, and no probe has succeeded since.
-    Unhealthy,
-    /// The limit of models is reached.
-    TooManyModels,
-    /// The limit of concurrent calls is reached.
-    Busy,
-    /// The tokens did not arrive in time for the decision.
-    Late,
-    /// The server rejected the request (4xx).
-    Refused,
-    /// The connection could not be established.
-    Connect,
-    /// The response was not complete in time.
-    Timeout,
-    /// The server returned an error (5xx, 429, no permission).
-    Status,
-    /// The response was a redirect.
-    Redirect,
-    /// The response exceeded the size limit.
-    TooLarge,
-    /// The connection was interrupted.
-    Broken,
-    /// The response had no valid list of tokens.
-    Garbled,
-}
-
-impl Reason {
-    /// All reasons in the order of their counters.
-    pub const ALL: [Reason; 14] = [
-        Reason::Unsupported,
-        Reason::NoEndpoint,
-        Reason::Unhealthy,
-        Reason::TooManyModels,
-        Reason::Busy,
-        Reason::Late,
-        Reason::Refused,
-        Reason::Connect,
-        Reason::Timeout,
-        Reason::Status,
-        Reason::Redirect,
-        Reason::TooLarge,
-        Reason::Broken,
-        Reason::Garbled,
-    ];
-
-    /// Returns the name in metric labels and logs.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Reason::Unsupported => "unsupported",
-            Reason::NoEndpoint => "no_endpoint",
-            Reason::Unhealthy => "unhealthy",
-            Reason::TooManyModels => "too_many_models",
-            Reason::Busy => "busy",
-            Reason::Late => "late",
-            Reason::Refused => "refused",
-            Reason::Connect => "connect",
-            Reason::Timeout => "timeout",
-            Reason::Status => "status",
-            Reason::Redirect => "redirect",
-            Reason::TooLarge => "too_large",
-            Reason::Broken => "broken",
-            Reason::Garbled => "garbled",
-        }
+attache_types::labels! {
+    /// The reason for which a request got no tokens.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// The tokenizer's API does not support the request.
+        Unsupported => "unsupported",
+        /// No server was available.
+        NoEndpoint => "no_endpoint",
+        /// The model's tokenizer has failed before, and no probe has succeeded since.
+        Unhealthy => "unhealthy",
+        /// The limit of models is reached.
+        TooManyModels => "too_many_models",
+        /// The limit of concurrent calls is reached.
+        Busy => "busy",
+        /// The tokens did not arrive in time for the decision.
+        Late => "late",
+        /// The server rejected the request (4xx).
+        Refused => "refused",
+        /// The connection could not be established.
+        Connect => "connect",
+        /// The response was not complete in time.
+        Timeout => "timeout",
+        /// The server returned an error (5xx, 429, no permission).
+        Status => "status",
+        /// The response was a redirect.
+        Redirect => "redirect",
+        /// The response exceeded the size limit.
+        TooLarge => "too_large",
+        /// The connection was interrupted.
+        Broken => "broken",
+        /// The response had no valid list of tokens.
+        Garbled => "garbled",
     }
 }
 
@@ -90,7 +52,7 @@ pub struct RemoteStats {
     cache_hits: AtomicU64,
     shared: AtomicU64,
     calls: AtomicU64,
-    failures: [AtomicU64; Reason::ALL.len()],
+    failures: Counts<Reason>,
     probes: AtomicU64,
     failed_probes: AtomicU64,
     latency_nanos: AtomicU64,
@@ -144,7 +106,7 @@ impl RemoteStats {
     /// Returns the number of requests without tokens, for one reason.
     #[must_use]
     pub fn failures(&self, reason: Reason) -> u64 {
-        self.failures.get(reason as usize).map_or(0, |n| n.load(Relaxed))
+        self.failures.get(reason)
     }
 
     /// Returns the number of probes that have ended.
@@ -216,9 +178,7 @@ impl RemoteStats {
     }
 
     pub(super) fn count_failure(&self, reason: Reason) {
-        if let Some(n) = self.failures.get(reason as usize) {
-            n.fetch_add(1, Relaxed);
-        }
+        self.failures.count(reason);
     }
 
     pub(super) fn count_probe(&self, succeeded: bool) {
@@ -249,18 +209,6 @@ pub(super) fn bucket(took: Duration) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_reason_has_its_own_counter_and_label() {
-        let stats = RemoteStats::default();
-        for (i, reason) in Reason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, i);
-            stats.count_failure(reason);
-            assert_eq!(stats.failures(reason), 1, "{}", reason.label());
-        }
-        let labels: std::collections::BTreeSet<_> = Reason::ALL.map(Reason::label).into();
-        assert_eq!(labels.len(), Reason::ALL.len());
-    }
 
     #[test]
     fn durations_fall_into_their_buckets() {

@@ -14,6 +14,7 @@ pub mod certificate;
 pub mod clock;
 pub mod error;
 pub mod ids;
+pub mod labels;
 pub mod limits;
 pub mod log_filter;
 pub mod params;

@@ -63,7 +63,7 @@ impl Exchange {
             // Headers that Attaché adds only inform. One too many would make Envoy replace the response by 500.
             let received = message.headers.as_ref().map_or(0, |map| map.headers.len());
             if received + mutation.set_headers.len() > MAX_RESPONSE_HEADERS {
-                self.processor.metrics.limit(Limit::Headers);
+                self.processor.metrics.limits.count(Limit::Headers);
                 mutation.set_headers.truncate(MAX_RESPONSE_HEADERS.saturating_sub(received));
             }
             self.split.add_detached(in_flight.take_detached());

@@ -113,7 +113,7 @@ impl Exchange {
         } else {
             return;
         };
-        self.processor.metrics.limit(exceeded);
+        self.processor.metrics.limits.count(exceeded);
         let message = "the pool is full, and the request's body is too long to be buffered while it is queued";
         self.refuse(&RequestError::new(Reason::Overloaded, message), now, out);
     }

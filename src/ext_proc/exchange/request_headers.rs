@@ -66,7 +66,7 @@ impl Exchange {
     fn refusal_by_headers(&self) -> Option<RequestError> {
         let limits = &self.config.limits;
         if self.head.bytes() > limits.max_header_bytes as usize {
-            self.processor.metrics.limit(Limit::HeaderBytes);
+            self.processor.metrics.limits.count(Limit::HeaderBytes);
             let got = self.head.bytes();
             let allowed = limits.max_header_bytes;
             return Some(RequestError::new(
@@ -75,13 +75,13 @@ impl Exchange {
             ));
         }
         if self.head.count() > limits.max_headers as usize {
-            self.processor.metrics.limit(Limit::Headers);
+            self.processor.metrics.limits.count(Limit::Headers);
             let (got, allowed) = (self.head.count(), limits.max_headers);
             let message = format!("the request has {got} headers, {allowed} are allowed (`limits.maxHeaders`)");
             return Some(RequestError::new(Reason::HeadersTooLarge, message));
         }
         let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && self.form.is_none())?;
-        self.processor.metrics.limit(Limit::BodyBytes);
+        self.processor.metrics.limits.count(Limit::BodyBytes);
         Some(too_large(announced, limits.max_body_bytes))
     }
 

@@ -280,7 +280,7 @@ impl World {
         let config = self.processor.picker.config();
         config.pools()[0].queue.as_ref().into_iter().for_each(|queues| queues.assert_books_closed());
         assert!(config.pools()[0].prefix.as_ref().is_none_or(|prefix| prefix.cache.claims().is_empty()));
-        let counted: u64 = StreamOutcome::ALL.iter().map(|o| self.processor.metrics.outcome_count(*o)).sum();
+        let counted: u64 = StreamOutcome::ALL.iter().map(|o| self.processor.metrics.outcomes.get(*o)).sum();
         assert_eq!((self.processor.metrics.streams_opened.get(), counted), (streams, streams));
     }
 }

@@ -78,16 +78,16 @@ impl Exchange {
     pub(super) fn refusal_by_size(&self, now: Timestamp) -> Option<RequestError> {
         let (limits, metrics) = (&self.config.limits, &self.processor.metrics);
         if self.body.len() > limits.max_body_bytes && self.form.is_none() {
-            metrics.limit(Limit::BodyBytes);
+            metrics.limits.count(Limit::BodyBytes);
             return Some(too_large(self.body.len(), limits.max_body_bytes));
         }
         if self.modes().request == BodyMode::Streamed && self.body.messages() > MAX_ANSWERED_MESSAGES {
-            metrics.limit(Limit::BodyMessages);
+            metrics.limits.count(Limit::BodyMessages);
             let message = format!("the request's body has more than {MAX_ANSWERED_MESSAGES} chunks");
             return Some(RequestError::new(Reason::BodyTooLarge, message));
         }
         if !self.processor.uploads.make_way(&self.processor.picker.buffered, limits, now) {
-            metrics.limit(Limit::BufferedBytes);
+            metrics.limits.count(Limit::BufferedBytes);
             return Some(RequestError::new(Reason::Overloaded, "the limit of buffered request bodies is reached"));
         }
         None
@@ -106,7 +106,7 @@ impl Exchange {
         if self.upload_ends().is_none_or(|at| at > now) {
             return None;
         }
-        self.processor.metrics.limit(Limit::UploadRate);
+        self.processor.metrics.limits.count(Limit::UploadRate);
         let message =
             format!("the request's body arrived at less than {rate} bytes a second for {} s", grace.as_secs());
         Some(RequestError::new(Reason::UploadTooSlow, message))
@@ -117,7 +117,7 @@ impl Exchange {
         match self.request {
             RequestSide::Refused | RequestSide::Observed => {}
             RequestSide::Collecting | RequestSide::Queued => {
-                self.processor.metrics.limit(Limit::BodyBytes);
+                self.processor.metrics.limits.count(Limit::BodyBytes);
                 self.refuse(&too_large(bytes, self.config.limits.max_body_bytes), now, out);
             }
             // A whole response passes unchanged. Only its token usage stays unknown.
@@ -126,7 +126,7 @@ impl Exchange {
                 self.end_response(End::Complete, now);
             }
             _ => {
-                self.processor.metrics.limit(Limit::BodyBytes);
+                self.processor.metrics.limits.count(Limit::BodyBytes);
                 return Err(ProtocolError("message larger than the limit of a body"));
             }
         }
@@ -148,7 +148,7 @@ impl Exchange {
                 (Limit::UploadBytesPerClient, "the uploads of this client hold more than their share of memory")
             }
         };
-        self.processor.metrics.limit(limit);
+        self.processor.metrics.limits.count(limit);
         match self.request {
             RequestSide::Refused | RequestSide::Observed => Ok(()),
             RequestSide::Collecting | RequestSide::Queued => {

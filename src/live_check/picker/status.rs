@@ -168,7 +168,7 @@ mod tests {
     fn every_rejection_without_a_remedy_is_a_mistake_of_the_client_or_load() {
         for reason in Reason::ALL {
             let is_other = matches!(reason.fault(), Fault::Client | Fault::Overload);
-            assert!(remedy(*reason).is_some() || is_other, "{}", reason.code());
+            assert!(remedy(reason).is_some() || is_other, "{}", reason.code());
         }
     }
 

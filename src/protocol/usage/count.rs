@@ -7,35 +7,20 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// Why a reported token count was not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnreadCount {
-    /// The number is negative.
-    Negative,
-    /// The number is not whole.
-    Fraction,
-    /// The number is infinite, not a number (`NaN`), or above 2^64.
-    OutOfRange,
-    /// The value is neither a number nor a text with one.
-    NotANumber,
-    /// The `usage` is no valid JSON object, or longer than 64 KiB.
-    Malformed,
-}
-
-impl UnreadCount {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Negative, Self::Fraction, Self::OutOfRange, Self::NotANumber, Self::Malformed];
-
-    /// The label of the degraded mode.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Negative => "usage_negative",
-            Self::Fraction => "usage_fraction",
-            Self::OutOfRange => "usage_out_of_range",
-            Self::NotANumber => "usage_not_a_number",
-            Self::Malformed => "usage_malformed",
-        }
+attache_types::labels! {
+    /// Why a reported token count was not read.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum UnreadCount {
+        /// The number is negative.
+        Negative => "usage_negative",
+        /// The number is not whole.
+        Fraction => "usage_fraction",
+        /// The number is infinite, not a number (`NaN`), or above 2^64.
+        OutOfRange => "usage_out_of_range",
+        /// The value is neither a number nor a text with one.
+        NotANumber => "usage_not_a_number",
+        /// The `usage` is no valid JSON object, or longer than 64 KiB.
+        Malformed => "usage_malformed",
     }
 }
 

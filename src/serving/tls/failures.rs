@@ -2,78 +2,46 @@
 
 use super::rfc3339;
 use crate::log_counter::LogCounter;
+use attache_types::labels::Listed;
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use tokio::time::Instant;
 
-/// The reason for which a handshake failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureCause {
-    /// The client does not use TLS.
-    NotTls,
-    /// Client and Attaché have no TLS version, cipher suite or application protocol (`h2`) in common.
-    Incompatible,
-    /// The client sent no certificate although it must.
-    NoCertificate,
-    /// No authority of the client CA file signed the client's certificate.
-    UnknownCa,
-    /// The client's certificate has expired, or is not valid yet.
-    Expired,
-    /// The client's certificate has none of the allowed names.
-    NameNotAllowed,
-    /// The client's certificate has another fault: its purpose, its encoding or its signature.
-    BadCertificate,
-    /// The client ended the handshake with an alert: Attaché's certificate has expired, or is not valid yet, by the
-    /// client's clock.
-    OwnExpired,
-    /// The client ended the handshake with another alert about Attaché's certificate, which it does not trust.
-    RefusedByClient,
-    /// The handshake took too long.
-    Timeout,
-    /// The client closed the connection, as port checks do.
-    Closed,
-    /// Any other error.
-    Other,
+attache_types::labels! {
+    /// The reason for which a handshake failed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FailureCause {
+        /// The client does not use TLS.
+        NotTls => "not_tls",
+        /// Client and Attaché have no TLS version, cipher suite or application protocol (`h2`) in common.
+        Incompatible => "incompatible",
+        /// The client sent no certificate although it must.
+        NoCertificate => "no_certificate",
+        /// No authority of the client CA file signed the client's certificate.
+        UnknownCa => "unknown_ca",
+        /// The client's certificate has expired, or is not valid yet.
+        Expired => "expired",
+        /// The client's certificate has none of the allowed names.
+        NameNotAllowed => "name_not_allowed",
+        /// The client's certificate has another fault: its purpose, its encoding or its signature.
+        BadCertificate => "bad_certificate",
+        /// The client ended the handshake with an alert: Attaché's certificate has expired, or is not valid yet, by the
+        /// client's clock.
+        OwnExpired => "own_expired",
+        /// The client ended the handshake with another alert about Attaché's certificate, which it does not trust.
+        RefusedByClient => "refused_by_client",
+        /// The handshake took too long.
+        Timeout => "timeout",
+        /// The client closed the connection, as port checks do.
+        Closed => "closed",
+        /// Any other error.
+        Other => "other",
+    }
 }
 
 impl FailureCause {
-    /// All causes in the order of their labels.
-    pub const ALL: [FailureCause; 12] = [
-        FailureCause::NotTls,
-        FailureCause::Incompatible,
-        FailureCause::NoCertificate,
-        FailureCause::UnknownCa,
-        FailureCause::Expired,
-        FailureCause::NameNotAllowed,
-        FailureCause::BadCertificate,
-        FailureCause::OwnExpired,
-        FailureCause::RefusedByClient,
-        FailureCause::Timeout,
-        FailureCause::Closed,
-        FailureCause::Other,
-    ];
-
-    /// Returns the cause's metric label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            FailureCause::NotTls => "not_tls",
-            FailureCause::Incompatible => "incompatible",
-            FailureCause::NoCertificate => "no_certificate",
-            FailureCause::UnknownCa => "unknown_ca",
-            FailureCause::Expired => "expired",
-            FailureCause::NameNotAllowed => "name_not_allowed",
-            FailureCause::BadCertificate => "bad_certificate",
-            FailureCause::OwnExpired => "own_expired",
-            FailureCause::RefusedByClient => "refused_by_client",
-            FailureCause::Timeout => "timeout",
-            FailureCause::Closed => "closed",
-            FailureCause::Other => "other",
-        }
-    }
-
     /// Returns whether the client's certificate or Attaché's own is to blame, or the use of TLS as such. Other failures are
     /// those of single connections, such as port checks.
     #[must_use]
@@ -218,8 +186,7 @@ impl HandshakeFailures {
     /// Counts and logs a failure.
     pub(super) fn record(&self, peer: SocketAddr, error: &io::Error) {
         let cause = FailureCause::of(error);
-        let mut all = FailureCause::ALL.iter().zip(&self.0);
-        let skipped = all.find(|(other, _)| **other == cause).and_then(|(_, failures)| failures.count(Instant::now()));
+        let skipped = self.0.get(cause.index()).and_then(|failures| failures.count(Instant::now()));
         let (peer, help) = (tracing::field::display(peer), cause.help_with(error));
         let error = Shown(error);
         match skipped {

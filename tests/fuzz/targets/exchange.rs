@@ -185,6 +185,6 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(world.endpoint.ledger.in_flight(), 0);
     assert_eq!(world.endpoint.ledger.prefill_tokens(), 0);
     assert_eq!(world.processor.picker.buffered.bytes(), 0);
-    let outcomes: u64 = StreamOutcome::ALL.iter().map(|o| world.processor.metrics.outcome_count(*o)).sum();
+    let outcomes: u64 = StreamOutcome::ALL.iter().map(|o| world.processor.metrics.outcomes.get(*o)).sum();
     assert_eq!(outcomes, 1);
 });

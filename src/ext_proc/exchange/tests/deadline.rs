@@ -34,7 +34,7 @@ fn with_deadline(world: &World, name: &str, ms: &str) -> One {
 /// The number of the pool's requests with each outcome.
 fn judged(world: &World) -> Vec<(&'static str, u64)> {
     let metrics = world.processor.metrics.pool("pool");
-    metrics.deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
+    metrics.deadlines.occurred()
 }
 
 #[test]

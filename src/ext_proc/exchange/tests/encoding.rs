@@ -78,7 +78,7 @@ fn accept_encoding_stays_where_no_response_is_read() {
 #[test]
 fn compressed_responses_are_counted_whole_and_streamed() {
     let world = Setup::default().build();
-    let counted = || world.processor.metrics.degraded_count(Degraded::EncodedResponse);
+    let counted = || world.processor.metrics.degraded.get(Degraded::EncodedResponse);
     let modes = (BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed);
     let respond = |path: &str, sent: &str, header: (&str, &str), content_type: &str| {
         let (mut exchange, _) = ask(&world, path, &[("accept-encoding", "gzip")], modes, sent);

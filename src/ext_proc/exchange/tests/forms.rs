@@ -118,7 +118,7 @@ fn form_without_a_readable_model_is_refused_only_if_a_rule_depends_on_it() {
             let world = Setup { limits: limits.clone(), ..Setup::default() }.build();
             let told = upload(&world, mode, AUDIO, sent);
             assert!(told.served == **sent, "{mode:?} {why}: {:?}", told.told.refused);
-            let counted = world.processor.metrics.degraded_count(Degraded::UnreadForm);
+            let counted = world.processor.metrics.degraded.get(Degraded::UnreadForm);
             assert_eq!(counted, u64::from(!readable), "{mode:?} {why}");
             drop(told);
             world.assert_books_closed(1);

@@ -222,7 +222,7 @@ fn hermetic_5_and_15_header_only_requests() {
     let got = Answered::of(&send(&mut world.exchange(), get(&[(":path", "/v1/models"), (":method", "GET")])));
     assert_eq!(got.set[DESTINATION], "192.168.1.2:8000");
     assert_eq!(got.kinds, ["request_headers"]);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Skipped), 1);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Skipped), 1);
     world.assert_books_closed(1);
 }
 
@@ -238,7 +238,7 @@ fn hermetic_6_and_7_bad_bodies() {
         assert_eq!(got.refused.as_ref().map(|r| r.0), Some(400), "{sent}");
         assert_eq!(got.set["x-attache-reason"], reason, "{sent}");
         drop(exchange);
-        assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Rejected), 1);
+        assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Rejected), 1);
         world.assert_books_closed(1);
     }
 }
@@ -428,6 +428,6 @@ fn model_list_is_answered_by_attache_if_known() {
     );
     assert_eq!(body(ask("GET", "/v1/models/c", true)).0, 404);
     assert_eq!(ask("DELETE", "/v1/models/a", true).kinds, ["request_headers"], "a server's to do");
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Answered), 2);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Answered), 2);
     world.assert_books_closed(5);
 }

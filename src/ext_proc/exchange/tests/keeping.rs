@@ -129,7 +129,7 @@ fn unknown_attempts_leave_blocks_to_lease_and_are_counted() {
     for (status, attributes, left) in [("429", &[][..], 1), ("404", &[], 1), ("400", &[], 0), ("429", &[ONCE], 0)] {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let _answered = begun(&world, &[(":status", status)], attributes);
-        let counted = world.processor.metrics.degraded_count(Degraded::AttemptsUntold);
+        let counted = world.processor.metrics.degraded.get(Degraded::AttemptsUntold);
         assert_eq!(counted, left, "{status} {attributes:?}");
     }
 }

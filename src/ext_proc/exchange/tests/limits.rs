@@ -150,7 +150,7 @@ fn request_with_too_many_headers_gets_431_and_others_fit_with_those_added() {
         let (status, text) = told.refused.unwrap();
         assert!(status == 431 && text.contains(&format!("has {count} headers, 96 are allowed")), "{status} {text}");
     }
-    assert_eq!(world.processor.metrics.limit_count(Limit::Headers), 3);
+    assert_eq!(world.processor.metrics.limits.get(Limit::Headers), 3);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn response_with_as_many_headers_as_envoy_allows_gets_no_further_ones() {
         let told = Answered::of(&send(&mut exchange, request(Message::ResponseHeaders(headers(&all, true)))));
         assert_eq!(told.set.len(), added, "{received} headers: {:?}", told.set);
     }
-    assert_eq!(world.processor.metrics.limit_count(Limit::Headers), 3);
+    assert_eq!(world.processor.metrics.limits.get(Limit::Headers), 3);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn unknown_path_is_rejected_if_configured_and_tokens_are_limited() {
 
 #[test]
 fn reported_usage_is_capped_at_the_most_a_request_can_cost() {
-    let capped = |world: &World| world.processor.metrics.limit_count(Limit::ReportedTokens);
+    let capped = |world: &World| world.processor.metrics.limits.get(Limit::ReportedTokens);
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut honest, _) = ask(&world, "a", &costs(1_000, 10));
     answer(&mut honest, "200", &usage(4_000, 10));
@@ -362,7 +362,7 @@ fn max_tokens_of_zero_counts_as_no_limit() {
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut endless, _) = ask(&world, "a", &costs(100, 0));
     let told = answer(&mut endless, "200", &usage(100, 5_000));
-    assert_eq!(world.processor.metrics.limit_count(Limit::ReportedTokens), 0);
+    assert_eq!(world.processor.metrics.limits.get(Limit::ReportedTokens), 0);
     drop(told);
     let (mut last, _) = ask(&world, "a", &costs(1, 1));
     let used: u64 = answer(&mut last, "200", "{}").set["x-update-tpm"].parse().unwrap();

@@ -29,7 +29,7 @@ fn prefill_in_other_body_modes_ends_before_the_message_timeout() {
             };
             assert!(all.set.contains_key(DESTINATION), "{mode:?}: a late prefill is no error");
             assert_eq!(all.text().contains("new_in_2027"), answers, "{mode:?}: {all:?}");
-            assert_eq!(world.processor.metrics.degraded_count(Degraded::NoTimeToSplit), 0);
+            assert_eq!(world.processor.metrics.degraded.get(Degraded::NoTimeToSplit), 0);
             drop(exchange);
             world.assert_books_closed(1);
         }

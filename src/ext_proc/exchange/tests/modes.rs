@@ -173,7 +173,7 @@ fn panic_rejects_only_undecided_requests() {
     assert!(!ended.is_routed(), "its books are closed");
     assert_eq!(fails(&mut ended), (true, None));
     drop((exchange, ended));
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::FailedInternal), 1);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::FailedInternal), 1);
     world.assert_books_closed(3);
 }
 
@@ -228,11 +228,11 @@ fn streamed_body_is_decided_after_a_pause() {
     exchange.on(Event::Deadline, NOW.after(PAUSE_AFTER_JSON), &mut out).unwrap();
     let got = Answered::of(out.make_contiguous());
     assert_eq!(got.kinds, ["request_headers", "request_body", "request_body"]);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 0, "counted at the end");
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Routed), 0, "counted at the end");
     let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
     assert_eq!(got.kinds, ["request_trailers"]);
     drop(exchange);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Routed), 1);
     world.assert_books_closed(1);
 }
 

@@ -314,7 +314,7 @@ async fn prompt_that_its_template_refuses_is_counted_with_model_and_reason() {
     let shown: Vec<_> = kinds.iter().map(|kind| (&*kind.reason, kind.prompts)).collect();
     assert_eq!(shown, [("the chat template failed: no such role (line 1)", 2)]);
     assert!(!kinds[0].model.is_empty());
-    assert_eq!(world.processor.metrics.degraded_count(attache_picker::event::Degraded::Untokenized), 2);
+    assert_eq!(world.processor.metrics.degraded.get(attache_picker::event::Degraded::Untokenized), 2);
 }
 
 #[tokio::test]
@@ -462,7 +462,7 @@ fn response_passes_although_the_tokenizer_panics() {
     assert_eq!(world.processor.metrics.panics.get(), 1, "it was to be learned");
     assert_eq!(world.processor.decisions.snapshot().pop().unwrap().end, "complete");
     drop(exchange);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Routed), 1);
     world.assert_books_closed(1);
 }
 

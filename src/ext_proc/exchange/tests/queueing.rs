@@ -219,7 +219,7 @@ fn higher_priority_goes_first_and_sheddable_is_evicted() {
     usual.ends();
     drop((batch, more));
     world.assert_books_closed(5);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Shed), 2);
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Shed), 2);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn sheddable_request_in_flight_is_preempted_without_leaks() {
     assert!(usual.goes() && !more.goes());
     drop((batch, usual, more));
     world.assert_books_closed(4);
-    assert_eq!(world.processor.metrics.outcome_count(StreamOutcome::Routed), 3, "one never had its turn");
+    assert_eq!(world.processor.metrics.outcomes.get(StreamOutcome::Routed), 3, "one never had its turn");
 }
 
 #[test]

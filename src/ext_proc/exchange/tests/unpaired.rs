@@ -23,7 +23,7 @@ fn absent_prefill_server_is_told_in_every_mode() {
         let (mut exchange, out, legs) = asked(&world, &[]);
         assert!(legs.is_empty() && Answered::of(&out).set.contains_key(DESTINATION), "{case}");
         assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=no_prefill_endpoint", "{case}");
-        assert_eq!(world.processor.metrics.degraded_count(Degraded::NoPrefillEndpoint), 1, "{case}");
+        assert_eq!(world.processor.metrics.degraded.get(Degraded::NoPrefillEndpoint), 1, "{case}");
         drop(exchange);
         world.assert_books_closed(1);
     }
@@ -36,7 +36,7 @@ fn declined_split_is_not_told() {
         let world = among(&["decode"], calls("nixl", Fallback::Fail), decider);
         let (mut exchange, ..) = asked(&world, &[]);
         assert!(!answer(&mut exchange).set.contains_key(DISAGGREGATION_HEADER), "{decider:?}");
-        assert_eq!(world.processor.metrics.degraded_count(Degraded::NoPrefillEndpoint), 0, "{decider:?}");
+        assert_eq!(world.processor.metrics.degraded.get(Degraded::NoPrefillEndpoint), 0, "{decider:?}");
     }
 }
 

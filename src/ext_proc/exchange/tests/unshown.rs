@@ -12,7 +12,7 @@ fn headers_in(setup: Setup, mode: BodySendMode, pairs: &[(&str, &str)], end: boo
     let told = Answered::of(&send(&mut exchange, ProcessingRequest { protocol_config, ..head }));
     drop(exchange);
     world.assert_books_closed(1);
-    (told, world.processor.metrics.degraded_count(Degraded::NoBody))
+    (told, world.processor.metrics.degraded.get(Degraded::NoBody))
 }
 
 const POST: [(&str, &str); 2] = [PATH, (":method", "POST")];
