@@ -18,6 +18,7 @@ use arc_swap::ArcSwap;
 use attache_admin::guard::Guard;
 use attache_admin::pools::{PoolView, PoolViews};
 use attache_config::Settings;
+use attache_config::pool::PoolStores;
 use attache_config::settings::PoolSettings;
 use attache_discovery::watch::{self, FileWatch};
 use attache_ext_proc::Processor;
@@ -330,7 +331,9 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         let cache = Arc::new(attache_feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
         pools.push(Arc::new(PoolRuntime {
-            pool: routing::pool(p, routing::scheduler(p, None)?, store, Default::default()),
+            pool: Arc::new(
+                p.pool(routing::scheduler(p, None)?, PoolStores { endpoints: store, ..PoolStores::default() }),
+            ),
             observer: Arc::new(metrics.pool(&p.name)),
             prefix: Some(prompts::prefix(p, cache, None, &segments, clock)?),
             queue: None,

@@ -4,12 +4,11 @@ use super::redis::Redis;
 use super::{prompts, queues, quotas};
 use anyhow::Context;
 use attache_config::Settings;
+use attache_config::pool::PoolStores;
 use attache_config::settings::PoolSettings;
 use attache_feeds::{Feeds, PoolFeeds};
 use attache_picker::{ActiveConfig, PoolRuntime};
-use attache_pool::{ModelStore, SnapshotStore};
 use attache_prompt::memo::SegmentCache;
-use attache_scheduling::router::RuleStore;
 use attache_scheduling::{Pool, Scheduler};
 use attache_scrape::slo_profiles;
 use attache_telemetry::Telemetry;
@@ -57,7 +56,9 @@ pub(super) fn config(
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let runtime = |(p, scheduler): (&PoolSettings, Scheduler)| {
         let feeds = feeds_of(p, feeds)?;
-        let pool = pool(p, scheduler, feeds.store.clone(), (feeds.rules.clone(), feeds.models.clone()));
+        let stores =
+            PoolStores { endpoints: feeds.store.clone(), rules: feeds.rules.clone(), models: feeds.models.clone() };
+        let pool = Arc::new(p.pool(scheduler, stores));
         slo_profiles::follow(&pool.scheduler.choices);
         let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock).unwrap_or_else(|error| {
             let error = format!("{error:#}");
@@ -108,28 +109,4 @@ pub(super) fn scheduler(settings: &PoolSettings, before: Option<&Pool>) -> anyho
         other => other?,
     }
     Ok(scheduler)
-}
-
-pub(super) fn pool(
-    settings: &PoolSettings,
-    scheduler: Scheduler,
-    store: Arc<SnapshotStore>,
-    (rules, models): (Arc<RuleStore>, Arc<ModelStore>),
-) -> Arc<Pool> {
-    Arc::new(Pool {
-        name: settings.name.clone(),
-        matches: settings.matches.clone(),
-        store,
-        scheduler,
-        rewrites: settings.rewrites.clone(),
-        reject_unknown_models: settings.reject_unknown_models,
-        default_model: settings.default_model.clone(),
-        rules,
-        deadline_admission: settings.deadline_admission,
-        models,
-        stale_after: settings.scrape.stale_after,
-        destination: settings.destination,
-        destination_names: settings.destination_names.clone(),
-        disagg: settings.disaggregation.as_ref().map(|d| Arc::new(d.mode.clone())),
-    })
 }

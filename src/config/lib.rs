@@ -20,6 +20,7 @@ pub mod localai_env;
 pub mod overrides;
 mod own;
 pub mod own_env;
+pub mod pool;
 pub mod reference_env;
 pub mod schema;
 pub mod settings;

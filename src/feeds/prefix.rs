@@ -54,14 +54,7 @@ pub(crate) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig 
         TokenizerSettings::Characters => BlockUnit::Bytes(block_size * CHARACTERS_PER_TOKEN),
         _ => BlockUnit::Tokens(block_size),
     };
-    CacheConfig {
-        claim_every_block: settings.claim_every_block,
-        unit,
-        max_bytes: settings.max_bytes,
-        tenant_share: settings.tenant_share,
-        claim_life: settings.claim_life,
-        seed,
-    }
+    settings.cache_config(unit, seed)
 }
 
 /// Settings of the client of remote tokenizers. Defaults apply where the configuration has no key.

@@ -15,12 +15,13 @@ use super::active::{ActiveConfig, PoolRuntime};
 use super::conversation;
 use super::event::Observer;
 use super::hints;
+use super::known::KnownRequest;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, PromptRef};
 use super::priority::priority;
 use super::queues::{AdmittedRequest, QueuedRequest};
 use super::quotas::Allowance;
-use super::reading::{report_ignored, report_unshown, understand};
+use super::reading::{named, report_ignored, report_unshown, understand};
 use super::recording::{DecisionDraft, RequestReads};
 use super::warming::Warming;
 use admitting::Admit;
@@ -131,12 +132,17 @@ pub(crate) struct Routed<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// Parses the body; `None` if there is none, or if it can't be parsed but the request is routed anyway.
+    /// Parses the body; `None` if there is none, or if it can't be parsed but the request is routed anyway. A simulated
+    /// request without a model gets the pool's default model.
     ///
     /// # Errors
     /// The body is invalid.
     pub(crate) fn parse(self, q: &RequestView<'a>) -> Result<Option<Request<'a>>, RequestError> {
         match q.body {
+            // A recorded request has had its model already.
+            Seen::Known(KnownRequest { request: Some(request), recorded: None, .. }) if request.model.is_none() => {
+                named(self.config, q, request.clone()).map(Some)
+            }
             Seen::Known(_) => Ok(None),
             _ => understand(self.observer, &self.picker.unread_forms, self.config, q),
         }
@@ -153,9 +159,10 @@ impl<'a> Scope<'a> {
         parsed: Option<&'a Request<'a>>,
         rng: &mut PickRng,
     ) -> Result<Routed<'a>, RequestError> {
-        let request = q.body.known().map_or(parsed, |known| known.request.as_ref());
+        let known = q.body.known();
+        let request = parsed.or(known.and_then(|known| known.request.as_ref()));
         let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
-        let runtime = match pool {
+        let runtime = match pool.or(known.map(|known| known.pool)) {
             Some(name) => self.config.named(name, model)?,
             None => {
                 let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };

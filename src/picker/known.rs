@@ -12,6 +12,8 @@ use std::fmt;
 /// A request without a body.
 #[derive(Debug)]
 pub struct KnownRequest<'a> {
+    /// The pool that the request belongs to, whatever the conditions of the pool.
+    pub pool: &'a str,
     /// The fields that the body would have; `None` if it could not be parsed. The prompt has its sizes and its media,
     /// and no text.
     pub request: Option<Request<'a>>,

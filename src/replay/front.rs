@@ -22,8 +22,10 @@ use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnaps
 use attache_prefix::cache::{BlockUnit, PrefixCache};
 use attache_protocol::Api;
 use attache_quota::{Book, DEFAULT_MAX_TENANTS};
+use attache_scheduling::Pool;
 use attache_scheduling::losses;
 use attache_scheduling::plugin::ResponseHeaders;
+use attache_scheduling::router::PoolMatch;
 use attache_sim::content::Contents;
 use attache_sync::{CacheLossSink, PoolView, Replica};
 use attache_types::clock::Timestamp;
@@ -33,8 +35,8 @@ use attache_types::limits::Limits;
 use attache_types::params::ParamError;
 use attache_types::rng;
 use attache_workload::{Request, client_headers};
+pub(super) use config::known_prefix;
 pub use config::{FrontConfig, simulated_prefix};
-pub(super) use config::{known_prefix, plain_pool};
 pub(super) use prompt::root;
 use prompt::{PromptBlocks, known, text};
 use std::collections::{BTreeSet, HashMap};
@@ -155,7 +157,9 @@ impl Front {
     pub(super) fn new(config: FrontConfig, replica: Option<Arc<Replica>>) -> Result<Self, ParamError> {
         let FrontConfig { pool, prefix, flow, quotas, exchange, policies, patience, seed } = config;
         let (wakes, now) = (Arc::new(Wakes::default()), Arc::new(AtomicU64::new(0)));
-        let pool = Arc::new(pool);
+        // All simulated requests belong to the pool. Only the models are left of its conditions.
+        let matches = PoolMatch { models: pool.matches.models, ..PoolMatch::default() };
+        let pool = Arc::new(Pool { matches, ..pool });
         let counts_output = flow.as_ref().is_some_and(PoolFlow::counts_output);
         let queue = flow.map(|flow| {
             let (health, split) = (pool.scheduler.health().clone(), pool.scheduler.split().cloned());
@@ -297,7 +301,10 @@ impl Front {
         let Arrival { request, head, rng, mut allowance, admitted } = arrival;
         let prompt = PromptBlocks::new(&request, base, self.block_size);
         let text = self.reads_text.then(|| text(&request));
-        let known = known(&request, base, text.as_ref(), &prompt);
+        let pool = &self.runtime.pool;
+        // Requests of pools with a default model name no other one.
+        let base_named = Some(base).filter(|_| pool.default_model.is_none());
+        let known = known(&request, &pool.name, request.adapter.as_deref().or(base_named), text.as_ref(), &prompt);
         let view = RequestView {
             head: &head,
             called: "",
@@ -315,9 +322,9 @@ impl Front {
             prefill_time: PrefillTime::Unbounded,
             trace: None,
         };
-        self.note_model(request.adapter.as_deref().unwrap_or(base));
         let step = decide::decide(&self.picker, &self.active, &view, &mut allowance, &mut rng.clone());
         let contents = prompt.into_contents();
+        request.adapter.as_deref().or(base_named).into_iter().for_each(|model| self.note_model(model));
         match step {
             Ok(Step::Decided(mut plan)) => {
                 plan.permits = allowance.take();

@@ -186,6 +186,27 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// A pool without rules for models, deadlines and disaggregation.
+    #[must_use]
+    pub fn new(name: Arc<str>, store: Arc<SnapshotStore>, scheduler: Scheduler, stale_after: Duration) -> Self {
+        Self {
+            name,
+            matches: PoolMatch::default(),
+            store,
+            scheduler,
+            rewrites: ModelRewrites::default(),
+            rules: Arc::default(),
+            models: Arc::default(),
+            reject_unknown_models: false,
+            stale_after,
+            destination: Destination::default(),
+            destination_names: DestinationNames::default(),
+            disagg: None,
+            default_model: None,
+            deadline_admission: false,
+        }
+    }
+
     fn knows(&self, model: &str) -> bool {
         self.matches.models.iter().any(|m| m == model)
             || self.rewrites.exact.contains_key(model)

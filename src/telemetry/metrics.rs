@@ -12,7 +12,7 @@ use super::redis::RedisMetrics;
 use super::rejections::{RejectionCollector, RejectionCount, Rejections};
 use super::reloads::Reloads;
 use attache_disagg::Failure;
-use attache_request::event::{DeadlineOutcome, Degraded, End, Exemplar, Limit, StreamOutcome, SplitOutcome};
+use attache_request::event::{DeadlineOutcome, Degraded, End, Exemplar, Limit, SplitOutcome, StreamOutcome};
 use attache_serving::tls::HandshakeFailures;
 use attache_types::clock::Timestamp;
 use attache_types::error::Reason;

@@ -1061,6 +1061,37 @@ fn replay_command_plays_the_given_configuration() {
 }
 
 #[test]
+fn replay_command_applies_the_default_model_and_rejects_unknown_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (config, trace, json) = (path("a.yaml"), path("t.jsonl"), path("r.json"));
+    let row = |at: u32, adapter: &str| {
+        format!("{{\"at\":{at},\"parts\":[[\"user\",{at},90]],\"answer\":[\"a{at}\",5]{adapter}}}\n")
+    };
+    let rows = [row(0, ""), row(1, ",\"adapter\":\"tuned\""), row(2, ",\"adapter\":\"other\"")].concat();
+    std::fs::write(&trace, "{\"format\":\"attache.trace.v1\"}\n".to_owned() + &rows).unwrap();
+    let played = |keys: &str, more: &[&str]| {
+        let pool = "  - name: a\n    endpoints: ['127.0.0.1:8000']\n    match: {models: [base, tuned], authority: a.example}\n";
+        std::fs::write(&config, format!("apiVersion: attache.dev/v1\nkind: Attache\npools:\n{pool}{keys}")).unwrap();
+        let fixed =
+            ["--config-file", &*config, "--trace", &trace, "--endpoints", "1", "--compare", "", "--json", &json];
+        let out = attache(&[&fixed[..], more].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        document["runs"][0]["failures"]["model_not_found"].as_u64().unwrap_or(0)
+    };
+    let (strict, named) = ("    rejectUnknownModels: true\n", "    defaultModel: base\n");
+    for (keys, more, rejected) in [
+        (String::new(), &[][..], 0),
+        (strict.to_owned(), &[], 2),
+        (strict.to_owned(), &["--model", "base"], 1),
+        (format!("{strict}{named}"), &[], 1),
+    ] {
+        assert_eq!(played(&keys, more), rejected, "{keys}{more:?}");
+    }
+}
+
+#[test]
 fn replay_command_plays_images_and_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

@@ -162,7 +162,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, requires = "trace", help_heading = "Sessions")]
     pub(super) open_loop: bool,
 
-    /// Model of requests without an adapter [default: `sim`; with --target the first of the gateway's /v1/models]
+    /// Model of requests without an adapter [default: `defaultModel` of the pool, or `sim`; with --target the first of the gateway's /v1/models]
     #[arg(long, value_name = "NAME", help_heading = "Workload")]
     pub(super) model: Option<String>,
 

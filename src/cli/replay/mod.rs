@@ -15,6 +15,7 @@ use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use anyhow::{Context, ensure};
 pub(super) use args::ReplayArgs;
 use attache_config::defaults::DEFAULT_BLOCK_SIZE;
+use attache_config::pool::PoolStores;
 use attache_config::settings::{ExchangeSettings, PoolSettings, TenantSettings};
 use attache_config::units::{parse_duration, show_duration};
 use attache_config::{Overrides, Settings};
@@ -32,7 +33,6 @@ use attache_report::served::{Queued, Sample, Served};
 use attache_report::table::TableStyle;
 use attache_report::tally::{Tally, Targets};
 use attache_report::{Report, RunResult, ServerFacts, html, markdown, svg, table};
-use attache_scheduling::Pool;
 use attache_scheduling::choice::ModelRule;
 use attache_scheduling::policy::PolicyMap;
 use attache_scrape::slo_profiles;
@@ -380,35 +380,21 @@ fn front(
         Some(_) => plan::block_size(job.servers).map_err(ReplayFailure::usage)?,
         None => settings.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
     };
-    let cache = CacheConfig {
-        claim_every_block: false,
-        unit: BlockUnit::Tokens(block_size),
-        max_bytes: settings.prefix.max_bytes,
-        tenant_share: settings.prefix.tenant_share,
-        claim_life: settings.prefix.claim_life,
-        seed: args.seed,
-    };
+    let cache = settings.prefix.cache_config(BlockUnit::Tokens(block_size), args.seed);
+    let cache = CacheConfig { claim_every_block: false, ..cache };
     let prefix = PoolPrefix {
         choose_rank: settings.prefix.choose_rank,
         ..simulated_prefix(&cache, settings.prefix.tenant_header.clone(), clock)
     };
     // Pickers choose at random independently of each other.
     let seed = args.seed.wrapping_add(u64::from(number) << 32);
-    let front = FrontConfig::new(scheduler, prefix, settings.scrape.stale_after, seed);
     Ok(FrontConfig {
-        pool: Pool {
-            name: settings.name.clone(),
-            rewrites: settings.rewrites.clone(),
-            deadline_admission: settings.deadline_admission,
-            disagg: settings.disaggregation.as_ref().map(|disaggregation| Arc::new(disaggregation.mode.clone())),
-            ..front.pool
-        },
         patience: plan::patience(settings),
         flow: settings.flow.clone(),
         quotas: job.process.quotas.clone(),
         exchange: job.process.exchange.clone(),
         policies: job.process.policies.clone(),
-        ..front
+        ..FrontConfig::of(settings.pool(scheduler, PoolStores::default()), prefix, seed)
     })
 }
 
@@ -425,7 +411,12 @@ fn play(
     let config = WorldConfig {
         pickers: (0..job.variant.pickers).map(|i| front(args, job, signals, i, clock)).collect::<Result<_, _>>()?,
         bus: job.variant.bus,
-        servers: job.servers.iter().enumerate().map(|(i, s)| (s.spec(named(i)), engine(args, &s.engine))).collect(),
+        servers: job
+            .servers
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (s.spec(named(i)), engine(args, pool, &s.engine)))
+            .collect(),
         ranks: job.ranks,
         signals: signals.clone(),
         changes: job.changes.to_vec(),
@@ -481,9 +472,11 @@ fn too_long(job: &ReplayJob<'_>, count: Option<u64>) -> Option<String> {
     ))
 }
 
-/// The engine of a server, with the flags that apply to all servers.
-fn engine(args: &ReplayArgs, engine: &EngineConfig) -> EngineConfig {
-    let model = args.model.as_deref().map_or_else(|| engine.model.clone(), Into::into);
+/// The engine of a server, with the flags that apply to all servers. Without `--model`, it has the default model of the
+/// pool.
+fn engine(args: &ReplayArgs, pool: &PoolSettings, engine: &EngineConfig) -> EngineConfig {
+    let named = args.model.as_deref().or(pool.default_model.as_deref());
+    let model = named.map_or_else(|| engine.model.clone(), Into::into);
     EngineConfig { model, max_loras: args.max_loras, ..engine.clone() }
 }
 

@@ -61,7 +61,7 @@ use attache_prompt::characters::Characters;
 use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
 use attache_record::Recorder;
-use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Registry, Scheduler, SplitPolicy};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
@@ -165,21 +165,14 @@ impl Setup {
         // A test has few endpoints, and its clock stands still.
         let at_once =
             HealthPolicy { error_period: Duration::ZERO, max_ejection_percent: 100, ..HealthPolicy::default() };
+        let scheduler = Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy.clone());
         let pool = Pool {
-            name: "pool".into(),
-            matches: PoolMatch::default(),
-            store: store.clone(),
-            scheduler: Scheduler::new(Choices::only("test", strategy), at_once, 3).splitting(policy.clone()),
             rewrites: self.rewrites,
-            reject_unknown_models: false,
-            default_model: None,
-            models: Default::default(),
-            rules: Default::default(),
-            stale_after: self.stale_after,
             destination: self.destination,
             destination_names: self.destination_names,
             disagg: mode.map(Arc::new),
             deadline_admission: self.deadline_admission,
+            ..Pool::new("pool".into(), store.clone(), scheduler, self.stale_after)
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
         let cache = Arc::new(PrefixCache::new(&cache_config()));

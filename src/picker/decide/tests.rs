@@ -278,6 +278,7 @@ impl KnownKeys for Keys {
 /// A request of 165 prompt tokens with these keys.
 fn known(keys: &Keys) -> KnownRequest<'_> {
     KnownRequest {
+        pool: "pool",
         request: Some(Request {
             model: Some(Model { name: "m".into(), span: 0..0 }),
             prompt: Prompt { token_ids: 165, count: 1, ..Prompt::default() },

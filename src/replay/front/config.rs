@@ -4,12 +4,10 @@ use crate::legs::Patience;
 use attache_flow::PoolFlow;
 use attache_picker::prefix::{PoolPrefix, Tokenizer};
 use attache_picker::settings::ExchangeSettings;
-use attache_pool::{ModelStore, SnapshotStore};
 use attache_prefix::cache::{CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
 use attache_quota::{Subject, TenantSettings};
 use attache_scheduling::policy::PolicyMap;
-use attache_scheduling::router::{PoolMatch, RuleStore};
 use attache_scheduling::{Pool, Scheduler};
 use attache_types::clock::Clock;
 use std::sync::Arc;
@@ -18,7 +16,7 @@ use std::time::Duration;
 /// The part of a configuration that a replay uses.
 #[derive(Debug)]
 pub struct FrontConfig {
-    /// The pool. The simulation publishes its endpoints.
+    /// The pool. The simulation publishes its endpoints. All simulated requests belong to it, whatever its conditions.
     pub pool: Pool,
     /// The prefix index. Its tokenizer is not used, and the simulation sets whether events tell ranks apart.
     pub prefix: PoolPrefix,
@@ -61,33 +59,13 @@ impl FrontConfig {
     /// A pool with this scheduler and prefix index, and without queues, limits and rules for models.
     #[must_use]
     pub fn new(scheduler: Scheduler, prefix: PoolPrefix, stale_after: Duration, seed: u64) -> Self {
-        let pool = plain_pool("replay".into(), Arc::default(), scheduler, stale_after);
+        Self::of(Pool::new("replay".into(), Arc::default(), scheduler, stale_after), prefix, seed)
+    }
+
+    /// This pool with this prefix index, and without queues and limits.
+    #[must_use]
+    pub fn of(pool: Pool, prefix: PoolPrefix, seed: u64) -> Self {
         let (exchange, policies, patience) = (ExchangeSettings::default(), PolicyMap::default(), Patience::default());
         Self { pool, prefix, flow: None, quotas: Vec::new(), exchange, policies, patience, seed }
-    }
-}
-
-/// A pool with this scheduler, without rules for models, deadlines and disaggregation.
-pub(crate) fn plain_pool(
-    name: Arc<str>,
-    store: Arc<SnapshotStore>,
-    scheduler: Scheduler,
-    stale_after: Duration,
-) -> Pool {
-    Pool {
-        name,
-        matches: PoolMatch::default(),
-        store,
-        scheduler,
-        rewrites: Default::default(),
-        rules: Arc::new(RuleStore::default()),
-        models: Arc::new(ModelStore::default()),
-        reject_unknown_models: false,
-        stale_after,
-        destination: Default::default(),
-        destination_names: Default::default(),
-        disagg: None,
-        default_model: None,
-        deadline_admission: false,
     }
 }

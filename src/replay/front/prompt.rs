@@ -11,20 +11,21 @@ use std::sync::OnceLock;
 /// 4 bytes of a body stand for a token of a prompt.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// The request as the picker takes it.
+/// The request as the picker takes it, for `pool` and `model`.
 pub(super) fn known<'r>(
     request: &'r Request,
-    base: &'r str,
+    pool: &'r str,
+    model: Option<&'r str>,
     text: Option<&'r Prompt<'r>>,
     keys: &'r PromptBlocks<'r>,
 ) -> KnownRequest<'r> {
     let prompt_tokens = request.prompt_tokens();
     let images = || request.prompt.iter().filter(|part| part.is_image).map(|part| part.piece);
     let media_tokens = images().map(|image| u64::from(image.tokens)).sum();
-    let name = request.adapter.as_deref().unwrap_or(base);
     KnownRequest {
+        pool,
         request: Some(protocol::Request {
-            model: Some(Model { name: name.into(), span: 0..0 }),
+            model: model.map(|name| Model { name: name.into(), span: 0..0 }),
             prompt: Prompt {
                 pieces: images().map(image).collect(),
                 token_ids: u64::from(prompt_tokens).saturating_sub(media_tokens),
@@ -170,7 +171,8 @@ mod tests {
         assert_eq!(text.pieces.iter().map(kind).collect::<Vec<_>>(), kinds);
         assert_eq!((text.text_bytes, text.media_tokens), (3 * BYTES_PER_TOKEN, 30));
         let keys = PromptBlocks::new(&request, "m", 16);
-        let prompt = known(&request, "m", None, &keys).request.map(|request| request.prompt).unwrap_or_default();
+        let prompt =
+            known(&request, "p", Some("m"), None, &keys).request.map(|request| request.prompt).unwrap_or_default();
         assert_eq!((prompt.token_ids, prompt.media_tokens, prompt.has_media()), (3, 30, true));
         let blocks = keys.blocks("m").unwrap_or_default();
         assert_eq!((blocks.keys.len(), blocks.own_keys), (2, true), "no KV events match prompts with images");

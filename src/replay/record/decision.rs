@@ -69,7 +69,7 @@ pub(super) fn with_request<R>(
         api: Api::ChatCompletions,
         response_id: None,
         subset: subset.as_ref(),
-        body: Seen::Known(&known(d, &keys)),
+        body: Seen::Known(&known(d, &pool.pool.name, &keys)),
         now: d.at,
         opened: Timestamp(d.at.0.saturating_sub(u64::try_from(d.waited.as_nanos()).unwrap_or(u64::MAX))),
         last: true,
@@ -107,7 +107,7 @@ fn head(state: &PoolState, d: &Decided) -> Head {
 }
 
 /// The request without a body. The text of its prompt is not recorded, only the sizes.
-fn known<'a>(d: &'a Decided, keys: &'a RecordedKeys<'a>) -> KnownRequest<'a> {
+fn known<'a>(d: &'a Decided, pool: &'a str, keys: &'a RecordedKeys<'a>) -> KnownRequest<'a> {
     let looked = d.prompt.as_ref();
     let prompt = looked.map_or_else(Prompt::default, |looked| Prompt {
         text_bytes: looked.text_bytes,
@@ -120,6 +120,7 @@ fn known<'a>(d: &'a Decided, keys: &'a RecordedKeys<'a>) -> KnownRequest<'a> {
     let request = Request { prompt, max_tokens: d.max_tokens, skips_cache, ..Request::default() };
     let Decided { splittable, generates, encodable, streams, .. } = *d;
     KnownRequest {
+        pool,
         request: d.readable.then_some(request),
         text: None,
         bytes: 0,

@@ -194,13 +194,7 @@ impl<'a> RecordingPlayer<'a> {
     fn cache_config(&self, pool: u32, recorded: CacheConfig) -> CacheConfig {
         let settings = self.other.zip(self.pools.get(&pool));
         match settings.and_then(|(other, state)| self.pool_settings(other, &state.name)) {
-            Some(PoolSettings { prefix, .. }) => CacheConfig {
-                claim_every_block: prefix.claim_every_block,
-                max_bytes: prefix.max_bytes,
-                tenant_share: prefix.tenant_share,
-                claim_life: prefix.claim_life,
-                ..recorded
-            },
+            Some(pool) => pool.prefix.cache_config(recorded.unit, recorded.seed),
             None => recorded,
         }
     }
@@ -251,7 +245,7 @@ impl<'a> RecordingPlayer<'a> {
         let previous = before.map(LivePool::choices);
         let scheduler = p.scheduler(previous).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
         slo_profiles::fill(&scheduler.choices).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
-        Ok(LivePool::new(number, state, scheduler, p.scrape.stale_after))
+        Ok(LivePool::new(number, state, scheduler, p))
     }
 
     fn event(&mut self, pool: u32, event: PoolEvent, line: u64) -> Result<(), RecordError> {

@@ -1,19 +1,21 @@
 //! Recorded pools, and the live picker of each of their configurations. Called by [`super::player`]; pure.
 
 use super::kv::EngineCaches;
-use crate::front::{known_prefix, plain_pool};
+use crate::front::known_prefix;
+use attache_config::pool::PoolStores;
+use attache_config::settings::PoolSettings;
 use attache_picker::event::Unobserved;
 use attache_picker::settings::ExchangeSettings;
 use attache_picker::{ActiveConfig, Picker, PoolRuntime};
 use attache_pool::{Endpoint, PoolWriter, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
+use attache_scheduling::router::ModelRewrites;
 use attache_scheduling::{Choices, Pool, Scheduler};
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
 use attache_types::limits::Limits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A recorded pool: endpoints, snapshots and prefix cache, which outlive reloads.
 #[derive(Debug)]
@@ -46,8 +48,18 @@ pub(super) struct LivePool {
 }
 
 impl LivePool {
-    pub(super) fn new(number: u32, state: &PoolState, scheduler: Scheduler, stale_after: Duration) -> Self {
-        let pool = Arc::new(plain_pool(state.name.clone(), state.store.clone(), scheduler, stale_after));
+    pub(super) fn new(number: u32, state: &PoolState, scheduler: Scheduler, settings: &PoolSettings) -> Self {
+        let stores = PoolStores { endpoints: state.store.clone(), ..PoolStores::default() };
+        // Recorded requests have their final model, and the recording says which were split or met their deadline.
+        let pool = Arc::new(Pool {
+            name: state.name.clone(),
+            rewrites: ModelRewrites::default(),
+            reject_unknown_models: false,
+            default_model: None,
+            deadline_admission: false,
+            disagg: None,
+            ..settings.pool(scheduler, stores)
+        });
         // The time is not read: no prompt is rendered.
         let prefix = Arc::new(known_prefix(state.cache.clone(), None, Clock::start()));
         let observer = Arc::new(Unobserved);

@@ -5,22 +5,8 @@ use attache_types::rng::for_request;
 
 fn pool(name: &str, matches: PoolMatch) -> Pool {
     let strategy = crate::tests::build("random");
-    Pool {
-        name: name.into(),
-        matches,
-        store: Arc::default(),
-        scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
-        rewrites: ModelRewrites::default(),
-        reject_unknown_models: false,
-        default_model: None,
-        models: Arc::default(),
-        rules: Default::default(),
-        stale_after: Duration::from_secs(2),
-        destination: Destination::Single,
-        destination_names: DestinationNames::default(),
-        disagg: None,
-        deadline_admission: false,
-    }
+    let scheduler = Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1);
+    Pool { matches, ..Pool::new(name.into(), Arc::default(), scheduler, Duration::from_secs(2)) }
 }
 
 fn by_model(name: &str, models: &[&str]) -> Pool {

@@ -16,7 +16,7 @@ use attache_pool::health::HealthPolicy;
 use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
-use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::router::{Destination, ModelRewrites, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Scheduler};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
@@ -54,21 +54,11 @@ fn world(rename: bool) -> World {
     store.publish(PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint.clone(), None)]));
     let strategy = attache::plugins::registry().build("pipeline", &serde_json::Value::Null).unwrap();
     let target = RewriteTarget { model: "t".into(), weight: 1 };
+    let scheduler = Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2);
     let pool = Pool {
-        name: "p".into(),
-        matches: PoolMatch::default(),
-        store,
-        scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2),
         rewrites: ModelRewrites { any: if rename { vec![target] } else { Vec::new() }, ..ModelRewrites::default() },
-        reject_unknown_models: false,
-        default_model: None,
-        models: Default::default(),
-        rules: Default::default(),
-        stale_after: Duration::from_secs(2),
         destination: Destination::List,
-        destination_names: Default::default(),
-        disagg: None,
-        deadline_admission: false,
+        ..Pool::new("p".into(), store, scheduler, Duration::from_secs(2))
     };
     let cache = Arc::new(PrefixCache::new(&CacheConfig {
         claim_every_block: false,

@@ -160,21 +160,13 @@ impl Parts {
             whole: true,
             required: false,
         });
+        let scheduler = Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2).splitting(split);
         let pool = Pool {
-            name: "pool".into(),
             matches: self.matches,
-            store: snapshot.clone(),
-            scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 2).splitting(split),
             rewrites: self.rewrites,
-            rules: Default::default(),
-            models: Default::default(),
-            reject_unknown_models: false,
-            stale_after: STALE_AFTER,
-            destination: Default::default(),
-            destination_names: Default::default(),
             disagg: self.disagg.map(Arc::new),
-            default_model: None,
             deadline_admission: self.deadline_admission,
+            ..Pool::new("pool".into(), snapshot.clone(), scheduler, STALE_AFTER)
         };
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
             claim_every_block: false,
