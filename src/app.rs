@@ -352,13 +352,11 @@ fn report_end(metrics: &Metrics) {
 
 impl App {
     /// The collector of metrics of the process as a whole.
-    #[cfg_attr(not(feature = "otlp"), expect(unused_variables, reason = "traces need the feature"))]
     fn process_collector(&self, traces: &Traces) -> ProcessCollector {
         ProcessCollector {
             buffered: self.processor.picker.buffered.clone(),
             segments: self.segments.clone(),
             tls: self.certificates.as_ref().map(Certificates::stats),
-            #[cfg(feature = "otlp")]
             otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
         }
     }

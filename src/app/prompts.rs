@@ -6,17 +6,14 @@ use attache_picker::prefix::{Fallback, PoolPrefix, Tokenizer};
 use attache_prefix::cache::PrefixCache;
 use attache_prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
 use attache_prompt::characters::Characters;
-#[cfg(feature = "hf-tokenizers")]
 use attache_prompt::huggingface::HuggingFace;
 use attache_prompt::memo::{Cuts, Memo, SegmentCache};
 use attache_prompt::pieces::{Pattern, Volatile};
 use attache_prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
 use attache_prompt::{EncodeError, Encoder};
-#[cfg(feature = "hf-tokenizers")]
 use attache_tokenize::ModelFiles;
 use attache_tokenize::RemotePool;
 use attache_types::clock::Clock;
-#[cfg(feature = "hf-tokenizers")]
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::Arc;
@@ -90,7 +87,6 @@ fn tiktoken(
     Ok((memo_blocks(&settings.prefix, cache, memo.clone()), memo))
 }
 
-#[cfg(feature = "hf-tokenizers")]
 fn huggingface(
     settings: &PrefixSettings,
     directory: &Path,
@@ -106,11 +102,6 @@ fn huggingface(
     let memo = Arc::new(Memo::new(model.clone(), &identity, cuts, segments.clone()));
     let blocks = memo_blocks(settings, cache, memo.clone());
     Ok(Tokenizer::HuggingFace { model, blocks, memo, canonical: characters(settings, cache) })
-}
-
-#[cfg(not(feature = "hf-tokenizers"))]
-fn huggingface(_: &PrefixSettings, _: &Path, _: &PrefixCache, _: &Arc<SegmentCache>) -> anyhow::Result<Tokenizer> {
-    anyhow::bail!("this build has no tokenizer `huggingface` (feature `hf-tokenizers`)")
 }
 
 /// The block encoder for tokens of a remote tokenizer.

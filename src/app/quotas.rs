@@ -27,9 +27,8 @@ pub(super) fn limits(
             (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
         };
         let quotas = Quotas::new(subject, limits.clone(), store, telemetry.clone(), clock::wall_now);
-        #[cfg(feature = "redis")]
         let quotas = match redis.and_then(|redis| redis.shared(subject, settings, &telemetry.metrics)) {
-            Some(shared) => quotas.sharing(Arc::new(shared)),
+            Some(shared) => quotas.sharing(shared),
             None => quotas,
         };
         Some(Arc::new(quotas))

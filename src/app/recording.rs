@@ -76,7 +76,6 @@ fn unknown(kept: usize, id: &str) -> String {
     )
 }
 
-#[cfg(feature = "simulator")]
 fn explain_in(recording: &Path, id: &str) -> Result<Value, (StatusCode, String)> {
     let unreadable = |error: &dyn std::fmt::Display| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
     match attache_replay::record::explain::explain(recording, Some(id), None, &crate::plugins::registry()) {
@@ -84,11 +83,6 @@ fn explain_in(recording: &Path, id: &str) -> Result<Value, (StatusCode, String)>
         Ok(None) => Err((StatusCode::NOT_FOUND, format!("the recording has no decision about the request `{id}`"))),
         Err(error) => Err(unreadable(&error)),
     }
-}
-
-#[cfg(not(feature = "simulator"))]
-fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
-    Err((StatusCode::NOT_IMPLEMENTED, "this build has no replay (Cargo feature `simulator`)".into()))
 }
 
 #[cfg(test)]

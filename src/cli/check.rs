@@ -1,6 +1,6 @@
 //! `attache check`: reports every error of a configuration at once, and with `--live` what is wrong in a running system.
 
-#[cfg(feature = "live-check")]
+#[cfg_attr(not(feature = "full"), path = "check/absent.rs")]
 mod live;
 
 use super::EXIT_CONFIG;
@@ -11,35 +11,6 @@ use attache_config::diagnostic::render_json;
 use clap::{Args, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// The examples and exit codes of every build.
-macro_rules! after_help {
-    ($examples:literal, $codes:literal) => {
-        concat!(
-            "\
-Examples:
-  attache check attache.yaml
-  attache check attache.yaml --deny-warnings      # for CI
-  attache check attache.yaml --output json | jq '.diagnostics[].message'",
-            $examples,
-            "\n\nExit codes: 0 when the file is good, 78 when it isn't.",
-            $codes
-        )
-    };
-}
-
-#[cfg(not(feature = "live-check"))]
-const AFTER_HELP: &str = after_help!("", "");
-#[cfg(feature = "live-check")]
-const AFTER_HELP: &str = after_help!(
-    "
-  attache check --live                            # Envoy and Attaché on this machine
-  attache check attache.yaml --live --envoy-admin 10.0.0.7:9901 --admin 10.0.0.8:9090
-  attache check --live --envoy-config envoy.yaml --output json | jq '.live.findings[] | select(.severity == \"error\")'",
-    "
-With --live: 0 when nothing is wrong, 1 when there are errors (or warnings, with --deny-warnings), 69 when no \
-target answered, 78 when the file is wrong."
-);
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,7 +25,7 @@ enum CheckOutput {
 
 /// Check a configuration file and report every error; with `--live`, check what runs.
 #[derive(Args, Debug)]
-#[command(after_help = AFTER_HELP)]
+#[command(after_help = live::AFTER_HELP)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
     which: Which,
@@ -64,7 +35,6 @@ pub(super) struct CheckArgs {
     /// Treat warnings as errors
     #[arg(long)]
     deny_warnings: bool,
-    #[cfg(feature = "live-check")]
     #[command(flatten)]
     live: live::LiveArgs,
 }
@@ -72,11 +42,10 @@ pub(super) struct CheckArgs {
 /// The file, as an argument or with `--file`.
 #[derive(Args, Debug)]
 #[group(multiple = false)]
-#[cfg_attr(not(feature = "live-check"), group(required = true))]
 struct Which {
     /// The file
     #[arg(value_name = "FILE")]
-    #[cfg_attr(feature = "live-check", arg(required_unless_present_any = ["named", "live"]))]
+    #[arg(required_unless_present_any = ["named", "live"])]
     file: Option<PathBuf>,
     /// The file
     #[arg(short = 'f', long = "file", aliases = ["config-file", "config"], value_name = "FILE")]
@@ -121,7 +90,6 @@ impl FileCheck {
 pub(super) fn check(args: CheckArgs) -> ExitCode {
     let path = args.which.file.as_deref().or(args.which.named.as_deref());
     let file = path.map(|path| FileCheck::read(path, args.deny_warnings));
-    #[cfg(feature = "live-check")]
     if args.live.live {
         return live::check(args.live, args.output, args.deny_warnings, file);
     }

@@ -18,7 +18,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 mod past;
-#[cfg(feature = "simulator")]
 mod recorded;
 
 const EXAMPLES: &str = "\
@@ -47,14 +46,12 @@ const SHOWN_BLOCKS: usize = 12;
 pub(super) struct ExplainArgs {
     /// Body of the request, a JSON file; `-` reads standard input
     #[arg(value_name = "FILE")]
-    #[cfg_attr(feature = "simulator", arg(required_unless_present_any = ["from_record", "request"]))]
-    #[cfg_attr(not(feature = "simulator"), arg(required_unless_present = "request"))]
+    #[arg(required_unless_present_any = ["from_record", "request"])]
     body: Option<PathBuf>,
     /// Explain the past decision about this request: its `x-request-id`, or its number in a recording
     #[arg(long = "request-id", visible_alias = "request", value_name = "ID")]
     #[arg(conflicts_with_all = ["body", "headers", "pool", "path", "config_file"])]
     request: Option<String>,
-    #[cfg(feature = "simulator")]
     #[command(flatten)]
     recorded: recorded::RecordedArgs,
     /// Path that the request would have
@@ -80,7 +77,6 @@ pub(super) struct ExplainArgs {
 }
 
 pub(super) fn run(args: &ExplainArgs) -> ExitCode {
-    #[cfg(feature = "simulator")]
     if let Some(file) = &args.recorded.from_record {
         return recorded::run(file, args.request.as_deref(), args.recorded.strategy.as_deref(), args.json);
     }

@@ -11,17 +11,14 @@ mod explain;
 pub mod flags;
 mod man;
 mod output;
-#[cfg(feature = "simulator")]
 mod quickstart;
 mod reference;
-#[cfg(feature = "simulator")]
 mod replay;
 mod run;
 mod running;
-#[cfg(feature = "simulator")]
 pub mod sim;
 pub mod source;
-#[cfg(feature = "top")]
+#[cfg(feature = "full")]
 mod top;
 mod version;
 
@@ -30,33 +27,18 @@ use std::process::ExitCode;
 
 /// Exit code for wrong usage of the command line.
 pub const EXIT_USAGE: u8 = 64;
-/// Exit code of `attache check --live` when no target answered.
-#[cfg(feature = "live-check")]
-pub const EXIT_UNAVAILABLE: u8 = 69;
 /// Exit code for an internal error or one of the system.
 pub const EXIT_INTERNAL: u8 = 70;
 /// Exit code for a wrong configuration.
 pub const EXIT_CONFIG: u8 = 78;
 
-/// The examples of every build.
-macro_rules! examples {
-    ($($more:literal)?) => {
-        concat!(
-            "\
+const EXAMPLES: &str = "\
 Examples:
   attache run --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
   attache run --config-file attache.yaml
   attache check -f attache.yaml
-  attache explain request.json"
-            $(, "\n  ", $more)?
-        )
-    };
-}
-
-#[cfg(feature = "simulator")]
-const EXAMPLES: &str = examples!("attache replay --workload multi-turn");
-#[cfg(not(feature = "simulator"))]
-const EXAMPLES: &str = examples!();
+  attache explain request.json
+  attache replay --workload multi-turn";
 
 /// An Envoy external-processing endpoint picker for LLM inference.
 #[derive(Debug, Parser)]
@@ -71,10 +53,8 @@ enum Verb {
     /// Choose an endpoint for every request of Envoy.
     Run(Box<flags::RunArgs>),
     /// Try Attaché on this machine: simulated model servers, Attaché and Envoy.
-    #[cfg(feature = "simulator")]
     Quickstart(quickstart::QuickstartArgs),
     /// Simulate a fleet of model servers over real HTTP.
-    #[cfg(feature = "simulator")]
     Sim(Box<sim::Args>),
     /// Check a configuration file, or what runs.
     Check(Box<check::CheckArgs>),
@@ -83,10 +63,9 @@ enum Verb {
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
     /// Watch a running picker in the terminal: endpoints, decisions, rejections.
-    #[cfg(feature = "top")]
+    #[cfg(feature = "full")]
     Top(top::TopArgs),
     /// Play a workload to simulated servers and compare strategies.
-    #[cfg(feature = "simulator")]
     Replay(Box<replay::ReplayArgs>),
     /// Print the version.
     Version(version::VersionArgs),
@@ -103,9 +82,7 @@ pub fn main() -> ExitCode {
     match Cli::try_parse_from(words) {
         Ok(cli) => match cli.verb {
             Verb::Run(args) => run::run(&args, &warnings),
-            #[cfg(feature = "simulator")]
             Verb::Quickstart(args) => quickstart::run(args),
-            #[cfg(feature = "simulator")]
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
                 output::message(format_args!("error: {error:#}"));
                 ExitCode::from(EXIT_INTERNAL)
@@ -113,9 +90,8 @@ pub fn main() -> ExitCode {
             Verb::Check(args) => check::check(*args),
             Verb::Config(args) => config::config(&args),
             Verb::Explain(args) => explain::run(&args),
-            #[cfg(feature = "top")]
+            #[cfg(feature = "full")]
             Verb::Top(args) => top::run(&args),
-            #[cfg(feature = "simulator")]
             Verb::Replay(args) => replay::run(&args),
             Verb::Version(args) => version::version(&args),
             Verb::Completions(args) => completions::completions(&args, Cli::command()),

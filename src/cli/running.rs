@@ -29,7 +29,7 @@ pub(super) struct AdminArgs {
 /// The admin port of a running picker.
 #[derive(Debug)]
 pub(super) struct RunningPicker {
-    url: AdminUrl,
+    pub(super) url: AdminUrl,
     token_file: Option<PathBuf>,
     client: Client<HttpConnector, Full<Bytes>>,
 }
@@ -39,25 +39,6 @@ impl RunningPicker {
     pub(super) fn at(args: &AdminArgs) -> Self {
         let client = Client::builder(TokioExecutor::new()).build_http();
         Self { url: args.admin.clone(), token_file: args.token_file.clone(), client }
-    }
-
-    /// Its URL without a slash at the end.
-    #[cfg(feature = "top")]
-    pub(super) fn url(&self) -> String {
-        self.url.to_string()
-    }
-
-    /// The page at `path`, which may have a query.
-    ///
-    /// # Errors
-    /// The picker can't be reached, or its status is not 200.
-    #[cfg(feature = "top")]
-    pub(super) async fn page(&self, path: &str) -> anyhow::Result<Bytes> {
-        let request = Request::get(format!("{}{path}", self.url)).body(Full::default())?;
-        match self.ask(request).await? {
-            (StatusCode::OK, page) => Ok(page),
-            (status, text) => bail!(self.refused(status, String::from_utf8_lossy(&text).trim())),
-        }
     }
 
     /// Explains where a request would go; the inner error is its rejection.
@@ -102,7 +83,7 @@ impl RunningPicker {
         }
     }
 
-    fn refused(&self, status: StatusCode, text: &str) -> String {
+    pub(super) fn refused(&self, status: StatusCode, text: &str) -> String {
         let hint = match (status, &self.token_file) {
             (StatusCode::UNAUTHORIZED, None) => "; `--token-file` names a file with a bearer token",
             (StatusCode::UNAUTHORIZED, Some(_)) => "; the token in `--token-file` is not valid",
@@ -112,7 +93,7 @@ impl RunningPicker {
     }
 
     /// Status and body of the response.
-    async fn ask(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+    pub(super) async fn ask(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
         if let Some(file) = &self.token_file {
             request.headers_mut().insert(header::AUTHORIZATION, authorization(file)?);
         }

@@ -152,10 +152,9 @@ pub struct Args {
     /// Time without a request after which a server closes an HTTP/1.1 connection, as uvicorn does; 0s keeps it open.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(config::DEFAULT_KEEP_ALIVE))]
     keep_alive_timeout: Time,
-    /// Send a span of each finished request to this collector, as vLLM does; OTLP over HTTP.
-    #[cfg(feature = "otlp")]
-    #[arg(long, value_name = "URL")]
-    otlp_traces_endpoint: Option<String>,
+    #[cfg(feature = "full")]
+    #[command(flatten)]
+    traces: spans::TraceArgs,
     /// Faults from the start, as JSON (see below).
     #[arg(long, value_name = "JSON", value_parser = parse_faults, default_value = "{}")]
     faults: Faults,
@@ -483,19 +482,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let runtime = builder.enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
-        #[cfg(feature = "otlp")]
-        let traces = args.otlp_traces_endpoint.as_deref().map(spans::export).transpose()?;
-        #[cfg_attr(not(feature = "otlp"), expect(unused_mut, reason = "traces need the feature"))]
-        let mut config = args.config();
-        #[cfg(feature = "otlp")]
-        if let Some(traces) = &traces {
-            config.server.spans = Some(traces.sink());
-        }
-        serve_until_told(&config).await?;
-        #[cfg(feature = "otlp")]
-        if let Some(traces) = traces {
-            traces.shutdown().await;
-        }
+        let serving = async |config: SimConfig| serve_until_told(&config).await;
+        #[cfg(feature = "full")]
+        let serving = {
+            let traces = args.traces.clone();
+            async move |config: SimConfig| traces.exporting(config, serving).await
+        };
+        serving(args.config()).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -525,7 +518,7 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "otlp")]
+#[cfg(feature = "full")]
 mod spans;
 #[cfg(test)]
 mod tests;

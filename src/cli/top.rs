@@ -3,9 +3,13 @@
 use super::output::{may_colour, message, print};
 use super::running::{AdminArgs, RunningPicker, encoded};
 use super::{EXIT_INTERNAL, EXIT_USAGE};
+use anyhow::bail;
 use attache_config::units::parse_duration;
 use attache_top::{Options, Page, TopError};
+use bytes::Bytes;
 use clap::Args;
+use http::{Request, StatusCode};
+use http_body_util::Full;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,9 +55,23 @@ fn interval(text: &str) -> Result<Duration, String> {
     if interval < SHORTEST_INTERVAL { Err("the shortest is 100ms".to_owned()) } else { Ok(interval) }
 }
 
+impl RunningPicker {
+    /// The page at `path`, which may have a query.
+    ///
+    /// # Errors
+    /// The picker can't be reached, or its status is not 200.
+    async fn page(&self, path: &str) -> anyhow::Result<Bytes> {
+        let request = Request::get(format!("{}{path}", self.url)).body(Full::default())?;
+        match self.ask(request).await? {
+            (StatusCode::OK, page) => Ok(page),
+            (status, text) => bail!(self.refused(status, String::from_utf8_lossy(&text).trim())),
+        }
+    }
+}
+
 pub(super) fn run(args: &TopArgs) -> ExitCode {
     let picker = Arc::new(RunningPicker::at(&args.admin));
-    let url = picker.url();
+    let url = picker.url.to_string();
     let pages: attache_top::Pages = Arc::new(move |page| {
         let picker = picker.clone();
         let query = match &page {

@@ -5,17 +5,7 @@ use clap::Args;
 use std::process::ExitCode;
 
 /// The features of Cargo.toml, and whether this build has them.
-const FEATURES: &[(&str, bool)] = &[
-    ("hf-tokenizers", cfg!(feature = "hf-tokenizers")),
-    ("kube", cfg!(feature = "kube")),
-    ("live-check", cfg!(feature = "live-check")),
-    ("nats", cfg!(feature = "nats")),
-    ("otlp", cfg!(feature = "otlp")),
-    ("redis", cfg!(feature = "redis")),
-    ("simulator", cfg!(feature = "simulator")),
-    ("top", cfg!(feature = "top")),
-    ("zmq", cfg!(feature = "zmq")),
-];
+const FEATURES: &[(&str, bool)] = &[("full", cfg!(feature = "full"))];
 
 /// Print the version.
 #[derive(Args, Debug)]

@@ -20,7 +20,7 @@ mod opening;
 pub mod prefiller;
 pub mod processor;
 pub mod queue_timer;
-#[cfg(feature = "redis")]
+#[cfg(feature = "full")]
 pub mod redis_quotas;
 pub mod reply;
 pub mod server;

@@ -11,12 +11,9 @@ mod clock;
 mod envoy;
 mod finding;
 mod http;
-#[cfg(feature = "kube")]
 mod kubernetes;
-#[cfg(feature = "nats")]
 mod nats;
 mod picker;
-#[cfg(feature = "redis")]
 mod redis;
 mod servers;
 mod text;
@@ -76,9 +73,9 @@ pub async fn check(targets: &Targets) -> Report {
     report.extend(picker);
     let ((servers, mut clocks), cluster, nats, redis) = tokio::join!(
         servers::check(&http, targets, &view),
-        cluster(targets, &view),
-        nats(targets, &view),
-        redis(targets, &view),
+        kubernetes::check(targets, &view),
+        nats::check(targets, &view),
+        redis::check(targets, &view),
     );
     report.extend(servers);
     clocks.extend(view.clock);
@@ -89,36 +86,11 @@ pub async fn check(targets: &Targets) -> Report {
     report
 }
 
-#[cfg(feature = "kube")]
-use kubernetes::check as cluster;
-#[cfg(feature = "nats")]
-use nats::check as nats;
-#[cfg(feature = "redis")]
-use redis::check as redis;
-
-#[cfg(not(feature = "kube"))]
-async fn cluster(_: &Targets, _: &picker::PickerView) -> Report {
-    Report::default()
-}
-
-#[cfg(not(feature = "nats"))]
-async fn nats(_: &Targets, _: &picker::PickerView) -> Report {
-    Report::default()
-}
-
-#[cfg(not(feature = "redis"))]
-async fn redis(_: &Targets, _: &picker::PickerView) -> Report {
-    Report::default()
-}
-
 /// All checks, in the order of the reference.
 pub fn checks() -> impl Iterator<Item = &'static Check> {
     let mut lists: Vec<&[&Check]> = [envoy::CHECKS, picker::CHECKS, servers::CHECKS].concat();
-    #[cfg(feature = "kube")]
     lists.extend(kubernetes::CHECKS);
-    #[cfg(feature = "nats")]
     lists.push(nats::CHECKS);
-    #[cfg(feature = "redis")]
     lists.push(redis::CHECKS);
     lists.push(clock::CHECKS);
     lists.into_iter().flatten().copied().chain([&CLIENT])

@@ -15,12 +15,9 @@ use attache_prefix::key::{BlockKey, Root};
 use attache_prompt::Encoder as _;
 use attache_prompt::blocks::{TokenBlocks, TokenTail};
 use attache_prompt::characters::{CharacterTail, Characters};
-#[cfg(feature = "hf-tokenizers")]
-use attache_prompt::huggingface::{HuggingFace, Rendered};
+use attache_prompt::huggingface::{HuggingFace, RenderError, Rendered};
 use attache_prompt::memo::Memo;
 use attache_prompt::remote::{KnownTokens, RemoteTokens, TokenCall};
-#[cfg(feature = "hf-tokenizers")]
-use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
 use attache_types::clock::{Clock, Timestamp};
 pub use keys::PromptKeys;
@@ -36,7 +33,6 @@ pub mod made;
 pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
 /// 128: most pieces of a prompt (messages and their parts) that are rendered on the serving thread. A template takes
 /// some 300 steps for each, and thousands of empty messages fit into [`DEFAULT_INLINE_BYTES`].
-#[cfg(feature = "hf-tokenizers")]
 const MAX_INLINE_PIECES: usize = 128;
 
 /// The reason why a prompt with media has no tokens.
@@ -68,7 +64,6 @@ pub enum Tokenizer {
         fallback: Fallback,
     },
     /// The model's own template and vocabulary.
-    #[cfg(feature = "hf-tokenizers")]
     HuggingFace {
         /// Renders and encodes prompts.
         model: Arc<HuggingFace>,
@@ -158,7 +153,6 @@ impl Reading<'_> {
     pub fn has_engine_tokens(&self) -> bool {
         match &self.source {
             Source::Characters(_, prompt) | Source::Fields(_, prompt) => prompt.is_token_ids(),
-            #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(..) => true,
             Source::Ids(..) => true,
             Source::Made(_, made) => made.has_engine_tokens,
@@ -182,7 +176,6 @@ impl Reading<'_> {
         match &self.source {
             Source::Characters(_, prompt) => !prompt.is_token_ids(),
             Source::Fields(_, prompt) => !prompt.is_bare(),
-            #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(..) => false,
             Source::Known(blocks) => blocks.own_keys,
             Source::Ids(..) => false,
@@ -198,7 +191,6 @@ enum Source<'p> {
     /// The parsed fields, in blocks of tokens.
     Fields(&'p TokenBlocks, &'p Prompt<'p>),
     /// The text that the chat template rendered, after these token ids.
-    #[cfg(feature = "hf-tokenizers")]
     Rendered(&'p TokenBlocks, &'p [u32], String),
     /// All token ids of the prompt.
     Ids(&'p TokenBlocks, Arc<[u32]>),
@@ -209,7 +201,6 @@ enum Source<'p> {
 }
 
 /// The tokenizer of a model whose files Attaché has.
-#[cfg(feature = "hf-tokenizers")]
 struct ModelTokenizer<'p> {
     model: &'p HuggingFace,
     blocks: &'p TokenBlocks,
@@ -319,10 +310,6 @@ impl PoolPrefix {
         q: &RequestView<'p>,
         prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
-        #[cfg_attr(
-            not(feature = "hf-tokenizers"),
-            expect(unused_variables, reason = "only background work on rendered prompts needs the root")
-        )]
         root: u64,
     ) -> Result<Source<'p>, Missing> {
         if let Some(known) = q.body.known() {
@@ -335,7 +322,6 @@ impl PoolPrefix {
         if let (Some(outcome), Some(blocks)) = (q.made.and_then(|made| made.get()), self.tokenizer.blocks()) {
             return match (outcome, &self.tokenizer) {
                 (PromptOutcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
-                #[cfg(feature = "hf-tokenizers")]
                 (PromptOutcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
                 (PromptOutcome::NotText, _) => Err(Missing::Tokenizer(MEDIA.into())),
                 (PromptOutcome::Refused(reason), _) => Err(Missing::Tokenizer(reason.to_string().into())),
@@ -364,7 +350,6 @@ impl PoolPrefix {
                         .unwrap_or_else(|| Err(Missing::Tokenizer("the remote tokenizer did not tokenize it".into()))),
                 }
             }
-            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
                 self.rendered(ModelTokenizer { model, blocks, canonical }, q, prompt_ref, request, root)
             }
@@ -372,7 +357,6 @@ impl PoolPrefix {
     }
 
     /// Reads a prompt with the model's own template and vocabulary.
-    #[cfg(feature = "hf-tokenizers")]
     fn rendered<'p>(
         self: &'p Arc<Self>,
         ModelTokenizer { model, blocks, canonical }: ModelTokenizer<'p>,
@@ -437,7 +421,6 @@ impl PoolPrefix {
         match &reading.source {
             Source::Characters(characters, prompt) => PromptKeys::Characters(characters.keys(prompt, root)),
             Source::Fields(blocks, prompt) => PromptKeys::Tokens(blocks.keys(prompt, root)),
-            #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(blocks, before, text) => PromptKeys::Tokens(blocks.text_behind(before, text, root)),
             Source::Ids(blocks, ids) => PromptKeys::Tokens(blocks.ids(Cow::Borrowed(ids), root)),
             Source::Made(blocks, made) => PromptKeys::Tokens(blocks.made(&made.keys)),
@@ -511,7 +494,6 @@ impl Tokenizer {
             Tokenizer::Characters(_) => "characters",
             Tokenizer::Fields { .. } => "tiktoken",
             Tokenizer::Remote { .. } => "remote",
-            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { .. } => "huggingface",
         }
     }
@@ -519,7 +501,6 @@ impl Tokenizer {
     fn knows_the_model(&self) -> bool {
         match self {
             Tokenizer::Characters(_) | Tokenizer::Fields { .. } | Tokenizer::Remote { .. } => false,
-            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { .. } => true,
         }
     }
@@ -528,7 +509,6 @@ impl Tokenizer {
         match self {
             Tokenizer::Characters(_) => None,
             Tokenizer::Fields { blocks, .. } | Tokenizer::Remote { blocks, .. } => Some(blocks),
-            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { blocks, .. } => Some(blocks),
         }
     }
@@ -545,7 +525,6 @@ impl Tokenizer {
         match self {
             Tokenizer::Characters(_) | Tokenizer::Remote { .. } => None,
             Tokenizer::Fields { memo, .. } => Some(memo),
-            #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { memo, .. } => Some(memo),
         }
     }

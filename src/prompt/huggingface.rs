@@ -13,7 +13,8 @@ mod marks;
 mod words;
 
 use super::memo::Cuts;
-use super::template::chat::{Chat, Completion, RenderError, completions};
+pub use super::template::chat::RenderError;
+use super::template::chat::{Chat, Completion, completions};
 use super::template::{ChatTemplate, TemplateError};
 use super::work::WorkLimit;
 use super::{EncodeError, Encoder};

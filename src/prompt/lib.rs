@@ -21,9 +21,9 @@ pub mod remote;
 pub mod tiktoken;
 pub mod work;
 
-#[cfg(feature = "hf-tokenizers")]
+#[cfg_attr(not(feature = "full"), path = "huggingface/absent.rs")]
 pub mod huggingface;
-#[cfg(feature = "hf-tokenizers")]
+#[cfg(feature = "full")]
 pub mod template;
 
 use attache_protocol::text::unescaped;

@@ -38,7 +38,7 @@ impl FaultBoard {
     }
 
     /// Whether this message of KV events is dropped. Counts the drop.
-    #[cfg(feature = "zmq")]
+    #[cfg(feature = "full")]
     pub(super) fn take_kv_drop(&self) -> bool {
         self.faults.send_if_modified(|faults| faults.kv_events.take_drop())
     }

@@ -5,7 +5,6 @@
 use crate::config::SimConfig;
 use crate::fault_board::FaultBoard;
 use crate::http::{FleetPosition, Server};
-#[cfg(feature = "zmq")]
 use crate::kv_events::publish;
 use crate::kv_events::{KvEventSource, KvLink};
 use crate::pd::{DEFAULT_SIDE_CHANNEL_PORT, Peers};
@@ -147,7 +146,6 @@ impl SimHandle {
         Ok(())
     }
 
-    #[cfg(feature = "zmq")]
     fn start_publisher(
         &self,
         config: &SimConfig,
@@ -162,24 +160,6 @@ impl SimHandle {
         let aborted = self.abort.clone();
         tokio::spawn(async move { aborted.run_until_cancelled(publisher.run()).await });
         Ok(Some(link))
-    }
-
-    #[cfg(not(feature = "zmq"))]
-    fn start_publisher(
-        &self,
-        config: &SimConfig,
-        _: u16,
-        _: SocketAddr,
-        _: Clock,
-        _: &Arc<FaultBoard>,
-    ) -> io::Result<Option<KvLink>> {
-        match config.server.kv_events {
-            None => Ok(None),
-            Some(_) => Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "kv events need the feature `zmq`, which this build lacks",
-            )),
-        }
     }
 }
 

@@ -22,7 +22,7 @@ pub mod metrics;
 pub mod names;
 mod observer;
 pub mod operating_system;
-#[cfg(feature = "otlp")]
+#[cfg_attr(not(feature = "full"), path = "otlp/absent.rs")]
 pub mod otlp;
 pub mod pressure;
 pub mod process;

@@ -4,6 +4,9 @@
 //! in its own thread without a tokio reactor, so `Exporter` passes each batch to the runtime and waits for it.
 //! Used by `telemetry::trace` and `app`.
 
+use crate::trace::Tracing;
+use attache_types::clock::Clock;
+use opentelemetry::trace::TracerProvider;
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
@@ -119,6 +122,12 @@ impl Otlp {
             .with_span_processor(Bounded { inner: processor, stats: stats.clone() })
             .build();
         Ok(Self { provider, stats })
+    }
+
+    /// Creates the spans of requests; `clock` converts their times.
+    #[must_use]
+    pub fn tracing(&self, clock: Clock) -> Tracing {
+        Tracing::new(self.provider.tracer("attache"), clock)
     }
 
     /// The source of tracers.

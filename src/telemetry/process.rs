@@ -3,7 +3,6 @@
 //!
 //! Metrics of a part that is off (TLS, traces) appear without samples. Registered by `app`.
 
-#[cfg(feature = "otlp")]
 use crate::otlp::OtlpStats;
 use attache_prompt::memo::SegmentCache;
 use attache_serving::tls::{ClientAuth, HandshakeFailures, ServingCert};
@@ -27,7 +26,6 @@ pub struct ProcessCollector {
     /// Certificates and handshakes; `None` without TLS.
     pub tls: Option<TlsStats>,
     /// Counters of spans; `None` without traces.
-    #[cfg(feature = "otlp")]
     pub otlp: Option<Arc<OtlpStats>>,
 }
 
@@ -119,9 +117,7 @@ impl ProcessCollector {
 
     fn spans(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let help = "finished spans, by result";
-        #[cfg_attr(not(feature = "otlp"), expect(unused, reason = "a build without traces has no samples"))]
         let mut spans = encoder.encode_descriptor("otlp_spans", help, None, MetricType::Counter)?;
-        #[cfg(feature = "otlp")]
         if let Some(stats) = &self.otlp {
             let counts = [("exported", stats.exported()), ("failed", stats.failed()), ("dropped", stats.dropped())];
             for (result, count) in counts {
@@ -161,7 +157,6 @@ mod tests {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
             tls: Some(TlsStats { cert: cert.clone(), clients: None, failures: Arc::default() }),
-            #[cfg(feature = "otlp")]
             otlp: Some(Arc::default()),
         });
         for line in [
@@ -171,7 +166,6 @@ mod tests {
             "attache_tls_reloads_total 0",
             "attache_tls_reload_failures_total 1",
             "attache_tls_handshake_failures_total{cause=\"no_certificate\"} 0",
-            #[cfg(feature = "otlp")]
             "attache_otlp_spans_total{result=\"dropped\"} 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
@@ -184,7 +178,6 @@ mod tests {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered: Arc::default(),
             tls: None,
-            #[cfg(feature = "otlp")]
             otlp: None,
         });
         for name in [

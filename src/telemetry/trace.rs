@@ -16,17 +16,10 @@
 //! └─ response                      until its end
 //! ```
 
-#[cfg(feature = "otlp")]
-mod attributes;
-#[cfg(not(feature = "otlp"))]
-mod disabled;
-#[cfg(feature = "otlp")]
+#[cfg_attr(not(feature = "full"), path = "trace/disabled.rs")]
 mod recorded;
 
-#[cfg(not(feature = "otlp"))]
-pub use disabled::{DecisionTimes, PrefillSpan, RequestSpan, Tracing};
-#[cfg(feature = "otlp")]
-pub use recorded::{DecisionTimes, PrefillSpan, RequestSpan, SampledSpan, Tracing, parent_context};
+pub use recorded::*;
 
 /// The contexts that a request comes with, as `traceparent` values.
 #[derive(Clone, Copy, Debug, Default)]

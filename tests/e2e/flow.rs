@@ -161,7 +161,6 @@ async fn overload_rejects_only_sheddable_and_flooding_clients() {
 }
 
 /// As GIE and llm-d behave without the feature gate `flowControl`, configured by flags alone and by their files.
-#[cfg(feature = "kube")]
 #[tokio::test(flavor = "multi_thread")]
 async fn saturated_pool_rejects_sheddable_requests_without_flow_control() {
     use crate::api::{EXPERIMENTAL, FakeApi, STABLE, pod, pool};

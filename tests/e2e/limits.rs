@@ -8,7 +8,6 @@ use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::eventually;
-#[cfg(feature = "redis")]
 use crate::support::redis::{RedisProcess, TlsFront};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -169,12 +168,10 @@ async fn tenant_comes_from_the_token_not_from_client_headers() {
     envoy.assert_picker_was_correct().await;
 }
 
-#[cfg(feature = "redis")]
 fn in_redis(redis: &RedisProcess, limits: &str, more: &str) -> String {
     format!("{{default: {{{limits}}}, store: redis}}\nredis: {{url: \"{}\"{more}}}", redis.url())
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pickers_share_tenant_limits_through_redis() {
     let echo = Echo::start().await;
@@ -208,7 +205,6 @@ async fn two_pickers_share_tenant_limits_through_redis() {
     }
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_outage_allows_or_rejects_as_configured_and_recovers() {
     let echo = Echo::start().await;
@@ -257,7 +253,6 @@ async fn redis_outage_allows_or_rejects_as_configured_and_recovers() {
     allows.assert_settled().await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrency_slots_are_freed_after_redis_hung() {
     let echo = Echo::start().await;
@@ -292,7 +287,6 @@ async fn concurrency_slots_are_freed_after_redis_hung() {
 }
 
 /// Another picker or an operator may have written the counter.
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn full_or_invalid_redis_counters_hold_no_concurrency_slot() {
     let echo = Echo::start().await;
@@ -331,7 +325,6 @@ async fn full_or_invalid_redis_counters_hold_no_concurrency_slot() {
     picker.assert_settled().await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn user_records_in_redis_set_tenant_limits() {
     let echo = Echo::start().await;
@@ -421,7 +414,6 @@ async fn user_records_in_redis_set_tenant_limits() {
     open.assert_settled().await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn user_records_are_cached_for_the_configured_ttl() {
     let echo = Echo::start().await;
@@ -446,7 +438,6 @@ async fn user_records_are_cached_for_the_configured_ttl() {
     picker.assert_settled().await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn two_pickers_share_model_limits_through_redis() {
     let echo = Echo::start().await;
@@ -502,7 +493,6 @@ async fn two_pickers_share_model_limits_through_redis() {
     }
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_over_tls_requires_a_trusted_certificate() {
     let echo = Echo::start().await;

@@ -7,7 +7,6 @@ mod support;
 mod api;
 #[path = "../attacks/mod.rs"]
 mod attacks;
-#[cfg(feature = "live-check")]
 mod check_live;
 mod choosing;
 mod cli;
@@ -33,13 +32,11 @@ mod logs;
 mod manifests;
 mod matrix;
 mod models;
-#[cfg(feature = "nats")]
 mod monitoring;
 mod operation;
 mod parity;
 mod prefill_losses;
 mod prefix;
-#[cfg(feature = "redis")]
 mod profiles;
 mod quickstart;
 mod real_kubernetes;
@@ -48,18 +45,14 @@ mod record;
 mod refusals;
 mod release;
 mod replay_live;
-#[cfg(feature = "nats")]
 mod replicas;
 mod routing;
 mod secure;
 mod shipped;
 mod sidecar;
 mod status_page;
-#[cfg(feature = "top")]
 mod top;
-#[cfg(feature = "otlp")]
 mod traces;
 mod traffic;
-#[cfg(feature = "nats")]
 mod versions;
 mod wire;

@@ -61,7 +61,6 @@ async fn interrupted_quickstart_ends_its_processes() {
         })
         .await;
     assert!(marked("interrupted").len() >= 4, "itself, servers, picker and Envoy");
-    #[cfg(feature = "live-check")]
     crate::check_live::Checked::run(&["--admin", &page]).assert_faults("the quickstart", "", &[]);
     process.signal("INT");
     assert_eq!(process.wait().await.code(), Some(130));

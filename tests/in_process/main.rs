@@ -8,7 +8,6 @@ mod explain;
 mod feeds;
 mod kv_events;
 mod logs;
-#[cfg(feature = "hf-tokenizers")]
 mod prompt_vectors;
 mod readme;
 mod replay;

@@ -1115,7 +1115,6 @@ fn replay_command_plays_images_and_ranks() {
     assert!(encoders < 0.9 * alone && ranks < 0.9 * alone, "{encoders} {ranks} {alone}");
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn replay_command_rejects_profiles_from_redis() {
     let folder = tempfile::tempdir().unwrap();

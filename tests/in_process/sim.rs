@@ -16,7 +16,6 @@ use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-#[cfg(feature = "zmq")]
 mod kv_events;
 mod pd;
 

@@ -76,7 +76,6 @@ impl AttacheProcess {
 
     /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens. It
     /// may not be ready yet.
-    #[cfg(feature = "kube")]
     pub(crate) async fn in_cluster(kubeconfig: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
         command.env("KUBECONFIG", kubeconfig);

@@ -4,14 +4,12 @@
 pub(crate) mod attache;
 pub(crate) mod body;
 pub(crate) mod client;
-#[cfg(feature = "otlp")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod collector;
 pub(crate) mod echo;
 pub(crate) mod envoy;
 pub(crate) mod grpc;
 pub(crate) mod modes;
-#[cfg(feature = "nats")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod nats;
 #[path = "../../benches/support/noop.rs"]
@@ -21,13 +19,11 @@ pub(crate) mod pki;
 pub(crate) mod process;
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod prometheus;
-#[cfg(feature = "redis")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod redis;
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod sidecar;
 pub(crate) mod sim;
-#[cfg(feature = "top")]
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod terminal;
 

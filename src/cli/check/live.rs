@@ -4,7 +4,7 @@ use super::{CheckOutput, FileCheck};
 use crate::cli::admin_url::AdminUrl;
 use crate::cli::output::{may_colour, message, print};
 use crate::cli::running::authorization;
-use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_UNAVAILABLE, EXIT_USAGE};
+use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::plugins::registry;
 use attache_live_check::{Report, Severity, Targets, TextStyle};
 use clap::Args;
@@ -13,6 +13,8 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// No target answered.
+const EXIT_UNAVAILABLE: u8 = 69;
 /// Errors were found.
 const EXIT_FOUND: u8 = 1;
 /// Columns of lines where there is no terminal.
@@ -21,6 +23,19 @@ const COLUMNS: usize = 100;
 const ENVOY_ADMIN: &str = "http://127.0.0.1:9901";
 /// The default of `--metrics-port` of `attache run`.
 const PICKER_ADMIN: &str = "http://127.0.0.1:9090";
+
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  attache check attache.yaml
+  attache check attache.yaml --deny-warnings      # for CI
+  attache check attache.yaml --output json | jq '.diagnostics[].message'
+  attache check --live                            # Envoy and Attaché on this machine
+  attache check attache.yaml --live --envoy-admin 10.0.0.7:9901 --admin 10.0.0.8:9090
+  attache check --live --envoy-config envoy.yaml --output json | jq '.live.findings[] | select(.severity == \"error\")'
+
+Exit codes: 0 when the file is good, 78 when it isn't.
+With --live: 0 when nothing is wrong, 1 when there are errors (or warnings, with --deny-warnings), 69 when no target \
+answered, 78 when the file is wrong.";
 
 #[derive(Args, Debug)]
 pub(super) struct LiveArgs {

@@ -1,9 +1,11 @@
 //! Exports the spans of simulated servers, with vLLM's names. Below the span of the caller, and sampled if that is.
 
 use anyhow::Context as _;
+use attache_sim::config::SimConfig;
 use attache_sim::spans::{ServedRequest, SpanSink};
 use attache_telemetry::otlp::Otlp;
 use attache_telemetry::trace::parent_context;
+use clap::Args;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::{Span, SpanKind, Tracer, TracerProvider};
 use std::sync::Arc;
@@ -12,28 +14,31 @@ use std::time::SystemTime;
 /// The name that vLLM gives its spans.
 const NAME: &str = "llm_request";
 
-/// The running export.
-#[derive(Debug)]
-pub(super) struct Export(Otlp);
-
-/// Starts to export to this collector.
-///
-/// # Errors
-/// If the client can't be created.
-pub(super) fn export(endpoint: &str) -> anyhow::Result<Export> {
-    let handle = tokio::runtime::Handle::current();
-    let otlp = Otlp::start_as("attache-sim", endpoint, 1.0, handle).context("--otlp-traces-endpoint")?;
-    Ok(Export(otlp))
+/// Where the spans go.
+#[derive(Args, Clone, Debug)]
+pub(super) struct TraceArgs {
+    /// Send a span of each finished request to this collector, as vLLM does; OTLP over HTTP.
+    #[arg(long, value_name = "URL")]
+    otlp_traces_endpoint: Option<String>,
 }
 
-impl Export {
-    pub(super) fn sink(&self) -> Arc<dyn SpanSink> {
-        Arc::new(Sink(self.0.clone()))
-    }
-
-    /// Sends the last spans.
-    pub(super) async fn shutdown(&self) {
-        self.0.shutdown().await;
+impl TraceArgs {
+    /// Serves with `config`, exports the spans of finished requests, and sends the last ones at the end.
+    ///
+    /// # Errors
+    /// If the client can't be created, and those of `serving`.
+    pub(super) async fn exporting(
+        self,
+        mut config: SimConfig,
+        serving: impl AsyncFnOnce(SimConfig) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Some(endpoint) = &self.otlp_traces_endpoint else { return serving(config).await };
+        let handle = tokio::runtime::Handle::current();
+        let otlp = Otlp::start_as("attache-sim", endpoint, 1.0, handle).context("--otlp-traces-endpoint")?;
+        config.server.spans = Some(Arc::new(Sink(otlp.clone())));
+        serving(config).await?;
+        otlp.shutdown().await;
+        Ok(())
     }
 }
 

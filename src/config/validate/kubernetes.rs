@@ -184,8 +184,8 @@ fn named(file: &schema::Kubernetes, span: Span, place: SettingPlace<'_>, sink: &
         SettingPlace::Flags if file.pool_selector.is_some() => "--pool-selector",
         SettingPlace::Flags => "--endpoint-selector",
     };
-    if cfg!(not(feature = "kube")) {
-        let message = "this build can't ask Kubernetes (it lacks the feature `kube`)";
+    if cfg!(not(feature = "full")) {
+        let message = "this build can't ask Kubernetes (it lacks the feature `full`)";
         sink.push(Diagnostic::new(Code::Contradiction, path, message).at(span));
     }
     if let Some(at) = file.namespace.as_ref().filter(|at| !is_name(&at.value)) {

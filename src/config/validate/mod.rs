@@ -238,8 +238,8 @@ fn server(mut file: schema::Server, flags: &Overrides, surroundings: Surrounding
 
 fn metrics_auth(at: Opt<bool>, sink: &mut Sink) -> bool {
     let wanted = at.filter(|at| at.value);
-    if let Some(at) = wanted.filter(|_| cfg!(not(feature = "kube"))) {
-        let message = "this build can't ask Kubernetes who may see the metrics (it lacks the feature `kube`)";
+    if let Some(at) = wanted.filter(|_| cfg!(not(feature = "full"))) {
+        let message = "this build can't ask Kubernetes who may see the metrics (it lacks the feature `full`)";
         sink.push(Diagnostic::new(Code::Contradiction, "server.metricsAuth", message).at(at.span));
     }
     wanted.is_some()
@@ -357,9 +357,9 @@ fn check_otlp(at: &At<String>, sink: &mut Sink) {
             .help("the collector's HTTP port is usually 4318"),
         );
     }
-    if cfg!(not(feature = "otlp")) {
+    if cfg!(not(feature = "full")) {
         sink.push(
-            Diagnostic::new(Code::Contradiction, path, "this build can't send traces (it lacks the feature `otlp`)")
+            Diagnostic::new(Code::Contradiction, path, "this build can't send traces (it lacks the feature `full`)")
                 .at(at.span),
         );
     }

@@ -41,7 +41,7 @@ pub(super) fn queue(name: &str, is_of_env: bool) -> Opt<schema::FlowControl> {
 
 /// The Redis in AIBrix's environment.
 pub(super) fn redis(env: &AibrixDefaults) -> Option<RedisSettings> {
-    if cfg!(not(feature = "redis")) {
+    if cfg!(not(feature = "full")) {
         return None;
     }
     let url = env.redis_url()?;

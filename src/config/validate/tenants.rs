@@ -162,8 +162,8 @@ pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSet
     const PATH: &str = "redis";
     let At { value: file, span } = file;
     let (timeout, on_failure, profile_refresh) = (file.timeout(), file.on_failure(), file.profile_refresh());
-    if cfg!(not(feature = "redis")) {
-        let message = "this build can't ask Redis (it lacks the feature `redis`)";
+    if cfg!(not(feature = "full")) {
+        let message = "this build can't ask Redis (it lacks the feature `full`)";
         sink.push(Diagnostic::new(Code::Contradiction, PATH, message).at(span));
     }
     let Some(url) = file.url else {

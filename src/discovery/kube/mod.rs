@@ -6,7 +6,7 @@
 //! * `informer` sends the updates. It has one follower (`follow`: list, watch, retry) for each namespace, kind and
 //!   selector, which all pools share.
 //! * [`state`], [`rules`], [`table`] and [`objects`] (which parses objects) are pure, and exist
-//!   without the feature `kube` too.
+//!   without the feature `full` too.
 //! * `finder` finds the `InferencePool`s that become pools at run time, by [`catalogue`].
 //! * `lease` holds a Lease by the rules of [`election`], where one replica is the leader.
 //! * `status` writes what `conditions` derives for objects; `reviews` asks who may see admin pages.
@@ -14,27 +14,27 @@
 //! The composition of the process starts the tasks.
 
 pub mod catalogue;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod client;
 pub mod conditions;
 pub mod election;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod finder;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod follow;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod informer;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod lease;
 pub mod objects;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod reviews;
 pub mod rules;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod source;
 pub mod state;
 mod stats;
-#[cfg(feature = "kube")]
+#[cfg(feature = "full")]
 pub mod status;
 pub mod table;
 

@@ -28,7 +28,6 @@ mod room;
 mod sglang;
 mod shedding;
 mod sidecar;
-#[cfg(feature = "redis")]
 mod slow_store;
 mod splitting;
 mod succession;

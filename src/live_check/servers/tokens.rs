@@ -5,7 +5,6 @@ use crate::finding::{Check, Report};
 use attache_config::settings::{PoolSettings, RemoteTokenizer, TokenizerSettings};
 use attache_pool::Engine;
 use attache_prompt::Encoder;
-#[cfg(feature = "hf-tokenizers")]
 use attache_prompt::huggingface::HuggingFace;
 use attache_prompt::remote::TokenCall;
 use attache_prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
@@ -46,7 +45,6 @@ pub(super) enum LocalTokenizer {
     /// OpenAI's vocabulary, without a chat template.
     Tiktoken(Box<dyn Encoder>),
     /// The model's own files.
-    #[cfg(feature = "hf-tokenizers")]
     HuggingFace(Box<HuggingFace>),
     /// The servers themselves.
     Remote(RemoteTokenizer),
@@ -79,21 +77,11 @@ impl LocalTokenizer {
         }
     }
 
-    #[cfg(feature = "hf-tokenizers")]
     fn load(directory: &Path) -> Result<Self, String> {
         let files = ModelFiles::read(directory).map_err(|error| error.to_string())?;
         let model = HuggingFace::from_parts(&files.tokenizer, files.config.as_deref(), files.template.as_deref());
         let named = |error: &dyn std::fmt::Display| format!("the model's files in {}: {error}", directory.display());
         model.map(|model| Self::HuggingFace(Box::new(model))).map_err(|error| named(&error))
-    }
-
-    #[cfg(not(feature = "hf-tokenizers"))]
-    fn load(directory: &Path) -> Result<Self, String> {
-        let files = ModelFiles::read(directory).map_err(|error| error.to_string())?;
-        Err(format!(
-            "{} bytes of tokenizer.json, which this build can't load (feature `hf-tokenizers`)",
-            files.tokenizer.len()
-        ))
     }
 
     /// The tokens of a sample; `None` if this tokenizer says nothing about it.
@@ -106,7 +94,6 @@ impl LocalTokenizer {
                 let encoded = encoder.encode(text, &mut tokens).map_err(|error| error.to_string());
                 Some(encoded.map(|()| tokens))
             }
-            #[cfg(feature = "hf-tokenizers")]
             Self::HuggingFace(model) => {
                 let body = sample.body.to_string();
                 let rendered = model.render(sample.api, body.as_bytes(), attache_types::clock::wall_now());

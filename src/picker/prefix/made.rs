@@ -4,23 +4,16 @@
 //! The outcome contains only keys, half a byte for each token. It contains token ids only if they are requested, and
 //! never the rendered text.
 
-#[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
 use super::{PoolPrefix, PromptRef, Reading, Source};
 use crate::warming::Warming;
-#[cfg(feature = "hf-tokenizers")]
 use attache_prompt::blocks::TokenBlocks;
 use attache_prompt::blocks::{MadeKeys, TokenKeys};
-#[cfg(feature = "hf-tokenizers")]
-use attache_prompt::huggingface::{HuggingFace, Rendered};
-#[cfg(feature = "hf-tokenizers")]
-use attache_prompt::template::chat::RenderError;
-#[cfg(feature = "hf-tokenizers")]
+use attache_prompt::huggingface::{HuggingFace, RenderError, Rendered};
 use attache_prompt::work::Stopped;
 use attache_prompt::work::WorkLimit;
 use attache_protocol as protocol;
 use attache_types::limits::Limits;
-#[cfg(feature = "hf-tokenizers")]
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -76,7 +69,6 @@ impl PoolPrefix {
             has_engine_tokens: reading.has_engine_tokens(),
             has_own_keys: reading.has_own_keys(),
         };
-        #[cfg(feature = "hf-tokenizers")]
         if let Source::Rendered(..) = reading.source {
             return self.rendering(prompt_ref, reading.root);
         }
@@ -94,7 +86,6 @@ impl PoolPrefix {
     }
 
     /// Background work that renders the prompt with the model's template and encodes it.
-    #[cfg(feature = "hf-tokenizers")]
     pub(super) fn rendering(self: &Arc<Self>, prompt_ref: PromptRef<'_>, root: u64) -> Warming {
         let wanted = Wanted { root, ids: prompt_ref.keeps_ids, has_engine_tokens: true, has_own_keys: false };
         let (this, api, body) = (self.clone(), prompt_ref.api, prompt_ref.body.to_vec());
@@ -121,7 +112,6 @@ impl PoolPrefix {
     }
 }
 
-#[cfg(feature = "hf-tokenizers")]
 fn keys<'r>(model: &'r HuggingFace, blocks: &'r TokenBlocks, rendered: &'r Rendered, root: u64) -> TokenKeys<'r> {
     match rendered {
         Rendered::Tokens(ids) => blocks.ids(Cow::Borrowed(ids), root),

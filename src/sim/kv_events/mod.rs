@@ -7,9 +7,9 @@
 //! and zeromq in the sockets.
 
 pub mod encode;
-#[cfg(feature = "zmq")]
+#[cfg_attr(not(feature = "full"), path = "publish_absent.rs")]
 pub(crate) mod publish;
-#[cfg(feature = "zmq")]
+#[cfg(feature = "full")]
 mod replay;
 
 use crate::vllm_hash::{self, HashAlgorithm};
@@ -122,7 +122,7 @@ pub struct KvEventSource {
 
 /// The publisher is to begin anew, as that of a new process.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "zmq"), expect(dead_code, reason = "read by the publisher, which such a build has not"))]
+#[cfg_attr(not(feature = "full"), expect(dead_code, reason = "read by the publisher, which such a build has not"))]
 pub(crate) struct Restart {
     /// Number of the process that begins; what earlier ones have not published is lost.
     pub(crate) process: u32,

@@ -1,4 +1,4 @@
-//! Traces in a build without the feature `otlp`: no span can exist.
+//! Traces in a build without the feature `full`: no span can exist.
 
 use super::{Received, Step, TraceContexts};
 use attache_pool::Endpoint;

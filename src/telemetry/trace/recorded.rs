@@ -1,10 +1,12 @@
 //! Spans of OpenTelemetry's SDK.
 
-use super::attributes::{self, Reach};
+mod attributes;
+
 use super::{Received, Step, TraceContexts};
 use attache_pool::Endpoint;
 use attache_request::event::{DecisionRecord, DecisionTrace, Exemplar, RequestTrace};
 use attache_types::clock::{Clock, Timestamp};
+use attributes::Reach;
 use opentelemetry::trace::{
     Span, SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags, TraceId, TraceState, Tracer,
 };

@@ -4,17 +4,13 @@
 mod conditions;
 mod envoy;
 mod fake;
-#[cfg(all(feature = "kube", feature = "redis", feature = "zmq"))]
 mod full;
 mod incidents;
-#[cfg(feature = "kube")]
 mod kubernetes;
 mod picker;
 mod servers;
 mod shipped;
-#[cfg(all(feature = "nats", feature = "redis"))]
 mod stores;
-#[cfg(feature = "kube")]
 mod token;
 
 use crate::support::attache::AttacheProcess;
@@ -78,7 +74,6 @@ impl Checked {
     }
 
     /// As [`run`](Self::run), in the cluster that this kubeconfig names.
-    #[cfg(feature = "kube")]
     pub(crate) fn with_kubeconfig(kubeconfig: &std::path::Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
         command.env("KUBECONFIG", kubeconfig);

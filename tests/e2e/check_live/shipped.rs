@@ -136,7 +136,6 @@ async fn nothing_is_wrong_with_shipped_configurations() {
     assert_nothing_is_wrong(&all.map(Shipped::patient), &first).await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_wrong_with_shipped_configurations_that_use_redis() {
     let redis = crate::support::redis::RedisProcess::start().await;
@@ -166,7 +165,6 @@ async fn nothing_is_wrong_with_shipped_configurations_that_use_redis() {
 }
 
 /// NATS with an operator, an account and a user, and with TLS on both sides.
-#[cfg(feature = "nats")]
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_wrong_with_shipped_replicas() {
     use crate::support::nats::NatsProcess;

@@ -4,7 +4,6 @@
 
 pub(crate) mod aibrix;
 mod astrai;
-#[cfg(feature = "kube")]
 mod gie;
 mod localai;
 mod neutree;
@@ -81,7 +80,6 @@ fn assert_page_matches_rows(page: &str, topics: &[(&str, &[Row])]) {
 }
 
 mod pages {
-    #[cfg(feature = "kube")]
     use super::gie;
     use super::{aibrix, assert_page_matches_rows, astrai, localai, neutree};
 
@@ -97,7 +95,6 @@ mod pages {
         assert_page_matches_rows("astrai.md", astrai::TOPICS);
     }
 
-    #[cfg(feature = "kube")]
     #[test]
     fn gie_page_has_its_rows() {
         assert_page_matches_rows("gie.md", gie::TOPICS);

@@ -8,6 +8,5 @@ pub(crate) mod live;
 mod pages;
 mod picker;
 pub(crate) mod render;
-#[cfg(feature = "nats")]
 mod replicas;
 mod shape;

@@ -26,12 +26,7 @@ fn metrics() -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     command.args(["run", "--bind", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]);
     command.args(["--endpoint", "127.0.0.1:9", "--log-format", "json"]);
-    if cfg!(feature = "otlp") {
-        command.args(["--otlp-endpoint", "http://127.0.0.1:9"]);
-    }
-    if cfg!(feature = "nats") {
-        command.args(["--sync-nats-url", "nats://127.0.0.1:9"]);
-    }
+    command.args(["--otlp-endpoint", "http://127.0.0.1:9", "--sync-nats-url", "nats://127.0.0.1:9"]);
     let mut picker = Running(command.stderr(Stdio::piped()).spawn().unwrap());
     let log = BufReader::new(picker.0.stderr.take().unwrap());
     let address = log

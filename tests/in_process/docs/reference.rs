@@ -167,7 +167,6 @@ fn command_line_pages_match_the_help() {
         ("check", "docs/reference/command-line.md"),
         ("config", "docs/reference/command-line.md"),
         ("explain", "docs/reference/command-line.md"),
-        #[cfg(feature = "top")]
         ("top", "docs/reference/command-line.md"),
         ("version", "docs/reference/command-line.md"),
         ("completions", "docs/reference/command-line.md"),
@@ -182,7 +181,6 @@ fn command_line_pages_match_the_help() {
     compare("docs/reference/command-line-replay.md", "list", &list);
 }
 
-#[cfg(feature = "top")]
 #[test]
 fn page_about_top_has_the_keys_of_its_help() {
     const PAGE: &str = "docs/how-to/top.md";

@@ -261,7 +261,6 @@ fn connectors_without_carry_fetch_nothing() {
     assert!(!cache.carried().is_wanted() && cache.carried().is_empty());
 }
 
-#[cfg(feature = "hf-tokenizers")]
 mod chat {
     use super::*;
     use attache_prefix::key::KeySpace;

@@ -1,6 +1,5 @@
 //! Quotas of tenants and models: rejections, reservations and charges. Each request is counted once.
 
-#[cfg(feature = "redis")]
 mod away;
 
 use super::*;

@@ -4,7 +4,6 @@ use super::*;
 use attache_picker::prefix::Fallback;
 use attache_prefix::key::KeySpace;
 use attache_prompt::blocks::TokenBlocks;
-#[cfg(feature = "hf-tokenizers")]
 use attache_prompt::huggingface::HuggingFace;
 use attache_prompt::memo::{Memo, SegmentCache};
 use attache_prompt::tiktoken::{DEFAULT_ENCODING, Tables, Tiktoken};
@@ -228,7 +227,6 @@ fn remote_tokens_are_not_fetched_for_prompts_with_images() {
     assert_eq!(pool.stats().requests(), 0);
 }
 
-#[cfg(feature = "hf-tokenizers")]
 #[test]
 fn prompts_with_images_have_keys_with_any_template() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
@@ -241,7 +239,6 @@ fn prompts_with_images_have_keys_with_any_template() {
 }
 
 /// Requests to vLLM 0.32 with the tokens that it made of them, and one that is rendered in the background.
-#[cfg(feature = "hf-tokenizers")]
 #[test]
 fn prompt_length_is_the_count_of_the_models_own_tokenizer() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
@@ -287,7 +284,6 @@ fn prompt_length_is_the_count_of_the_models_own_tokenizer() {
 }
 
 /// Both on the serving thread and in the background, the reason is kept for the log and the status page.
-#[cfg(feature = "hf-tokenizers")]
 #[tokio::test]
 async fn prompt_that_its_template_refuses_is_counted_with_model_and_reason() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");

@@ -1,7 +1,6 @@
 //! Trace context of both workers of a split request.
 
 use super::splitting::{asked, direct, splitting};
-#[cfg(feature = "otlp")]
 use super::splitting::{give_leg_result, good};
 use super::*;
 use attache_disagg::Mode;
@@ -17,7 +16,6 @@ fn prefill_joins_the_client_trace() {
     assert_eq!(traceparent(&asks[0]), None);
 }
 
-#[cfg(feature = "otlp")]
 #[test]
 fn both_workers_join_the_trace_and_the_prefill_has_a_span_of_its_own() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
@@ -31,7 +29,6 @@ fn both_workers_join_the_trace_and_the_prefill_has_a_span_of_its_own() {
     assert_ne!(prefill, decode, "the prefill server's parent is the call to it");
 }
 
-#[cfg(feature = "otlp")]
 #[test]
 fn request_that_is_not_sampled_keeps_its_context() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
@@ -43,7 +40,6 @@ fn request_that_is_not_sampled_keeps_its_context() {
     assert!(!decode.set.contains_key("traceparent"), "the request has it in its headers");
 }
 
-#[cfg(feature = "otlp")]
 fn traced(world: &mut World) {
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");

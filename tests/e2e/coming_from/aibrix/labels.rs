@@ -100,7 +100,6 @@ rows! { ROWS;
             exact: "`exchange.tenant: {header: user}`, and `limits.tenants: {store: redis, userRecords: {unknown: \
                 refuse}}`",
         } => {
-        #[cfg(feature = "redis")]
         {
             use crate::shipped::by_header;
             use crate::support::attache::AttacheProcess;
