@@ -220,8 +220,10 @@ fn write_key(out: &mut String, key: &Key, indent: usize, is_off: bool) {
     if let Some(range) = &key.range {
         let _ = write!(said, " Allowed: {}.", range.text);
     }
-    if !key.absent.is_empty() {
-        let _ = write!(said, " Default: {}.", key.absent);
+    match key.absent {
+        "" => {}
+        "required" => said.push_str(" Required."),
+        absent => drop(write!(said, " Default: {absent}.")),
     }
     for line in wrapped(&said, NOTE_COLUMNS - indent) {
         let _ = writeln!(out, "{margin}# {line}");

@@ -57,7 +57,7 @@ sections! {
         /// Start of the text.
         "prefix" => prefix: String { absent: "required"; },
         /// End of the text.
-        "suffix" => suffix: String { absent: "the end of the line"; },
+        "suffix" => suffix: String { absent: "any"; },
     }
     /// How KV events are received.
     KvEvents {

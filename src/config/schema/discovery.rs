@@ -17,10 +17,10 @@ sections! {
         "namespace" => namespace: String { absent: "the variable NAMESPACE, else the namespace of Attaché"; },
         /// API group of the InferencePool. `inference.networking.x-k8s.io` is that of v1alpha2.
         "group" => group: String { absent: "`inference.networking.k8s.io`"; },
-        /// Selector of pods, such as `app=vllm`. Needs `targetPorts`.
+        /// Selector of pods, such as `app=vllm`.
         "selector" => selector: String { absent: "none"; },
-        /// With `selector`: ports of each pod; each is an endpoint.
-        "targetPorts" => target_ports: Vec<At<u16>> { absent: "none"; unit: "port"; },
+        /// With `selector`: at most eight ports of each pod; each is an endpoint.
+        "targetPorts" => target_ports: Vec<At<u16>> { absent: "the label `model.aibrix.ai/port`, else 8000"; unit: "port"; },
         /// Inference engine of pods whose labels name none.
         "engine" => engine: Engine { default: Engine::default(); },
         /// Where the pods' metrics are.

@@ -32,9 +32,10 @@ sections! {
         "maxBytes" => max_bytes: Bytes {
             absent: "half of `limits.maxBufferedBytes`, shared by all pools with queues"; range: Bytes(1)..; unit: "bytes";
         },
-        /// Whether sheddable requests that wait make room for others.
+        /// Whether waiting requests with a priority below 0 leave a full queue for more important ones.
         "evictSheddable" => evict_sheddable: bool { default: true; },
-        /// Which sheddable requests on servers make room for others. By default none, so that no work is lost.
+        /// Which sheddable requests in flight are ended for more important ones that wait: none, those whose client has received nothing,
+        /// or any. By default none, so that no work is lost.
         "evictRunning" => evict_running: EvictRunning { default: EvictRunning::Never; },
         /// Weights of flows. One that is not named has 1.
         "shares" => shares: Vec<(At<String>, At<f64>)> { absent: "none"; unit: "weight"; },

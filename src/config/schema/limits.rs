@@ -132,7 +132,7 @@ sections! {
     }
     /// Limits of single tenants in Redis.
     UserRecords {
-        /// Requests of tenants without a record: limits of `default`, or 403.
+        /// Requests of tenants without a record: the limits of `default`, or status 500 as in AIBrix's gateway.
         "unknown" => unknown: OnUnknownUser { default: OnUnknownUser::default(); },
         /// Time for which a record that was read is used.
         "ttl" => ttl: Duration { default: DEFAULT_RECORD_TTL; range: MIN_INTERVAL..; },

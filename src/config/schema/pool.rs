@@ -137,11 +137,11 @@ sections! {
         "consecutiveConnectFailures" => consecutive_connect_failures: u32 {
             default: HealthPolicy::default().consecutive_connect_failures; range: 1..; unit: "failures";
         },
-        /// First ejection of an endpoint; each further one is longer.
+        /// First ejection of an endpoint; each further one is twice as long.
         "ejection" => ejection: Duration { default: HealthPolicy::default().ejection; range: MIN_INTERVAL..; },
         /// Longest ejection. At least `ejection`.
         "maxEjection" => max_ejection: Duration { default: HealthPolicy::default().max_ejection; },
-        /// Time in which a readmitted endpoint gets few requests.
+        /// Time after an ejection in which an endpoint's load counts higher.
         "slowStart" => slow_start: Duration { default: HealthPolicy::default().slow_start; },
         /// Error responses to one client eject an endpoint without a success in this time; those to five clients, in a fifth
         /// of it.

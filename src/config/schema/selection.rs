@@ -38,11 +38,11 @@ sections! {
         "model" => model: String { absent: "required"; },
         /// `prefix_cache` or `round_robin`.
         "routePolicy" => route_policy: String { absent: "that of the strategy"; },
-        /// Requests by which an endpoint may exceed the least loaded one and still get a prompt by its prefix.
+        /// Requests by which an endpoint may exceed the least loaded one.
         "balanceAbsThreshold" => balance_abs_threshold: u32 { absent: "that of the strategy"; unit: "requests"; },
-        /// Factor by which it may exceed that one.
+        /// Factor by which its requests may exceed those of the least loaded one.
         "balanceRelThreshold" => balance_rel_threshold: f64 { absent: "that of the strategy"; unit: "factor"; },
-        /// Least share of a prompt that an endpoint must have got for its prefix to count.
+        /// Share of a prompt that must match for a prefix to count.
         "minPrefixMatch" => min_prefix_match: f64 { absent: "that of the strategy"; unit: "share"; },
     }
     /// Strategies that requests may select by header.
