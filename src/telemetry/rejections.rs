@@ -20,7 +20,7 @@ pub struct Rejections {
 }
 
 impl Rejections {
-    /// Counts<Reason> a rejection. A pool that was deleted is not counted any more.
+    /// Counts a rejection. A pool that was deleted is not counted any more.
     pub fn add(&self, pool: Option<&str>, reason: Reason) {
         match pool {
             None => self.unrouted.count(reason),

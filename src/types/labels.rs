@@ -1,6 +1,6 @@
 //! Enums whose values are known as a list, such as the values of metric labels, and a counter for each value.
 //!
-//! [`listed!`](crate::listed) and [`labels!`](crate::labels) write the list from the variants. A new variant is
+//! [`listed!`](crate::listed!) and [`labels!`](crate::labels!) write the list from the variants. A new variant is
 //! therefore counted and shown, or it does not compile.
 
 use std::fmt::Debug;
@@ -49,7 +49,7 @@ macro_rules! listed {
 }
 
 /// Declares an enum and the label of each variant: `Variant => "label",`. After a `;`, variants may hold another
-/// [`Labelled`](crate::labels::Labelled) enum, whose labels they have. Without them, the enum has a list `ALL`.
+/// [`Labelled`] enum, whose labels they have. Without them, the enum has a list `ALL`.
 #[macro_export]
 macro_rules! labels {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$doc:meta])* $variant:ident => $label:literal,)+ }) => {
