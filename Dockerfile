@@ -8,7 +8,7 @@ COPY src ./src
 COPY benches ./benches
 COPY tests ./tests
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked --bin attache && cp target/release/attache /attache
+    cargo build --release --locked --package attache --bin attache && cp target/release/attache /attache
 
 # glibc and CA certificates, no shell, no package manager.
 FROM gcr.io/distroless/cc-debian12:nonroot

@@ -19,7 +19,8 @@ else
   command -v cargo >/dev/null || { echo "quickstart: neither attache $version nor cargo is installed" >&2; exit 1; }
   echo "building attache (a few minutes the first time)"
   # Only what the demonstration uses: Kubernetes, Redis and OpenTelemetry clients would double the first build.
-  cargo build --release --locked --bin attache --no-default-features
+  # `--package`: else the features that other crates of the workspace need are built too.
+  cargo build --release --locked --package attache --bin attache --no-default-features
   attache=${CARGO_TARGET_DIR:-target}/release/attache
 fi
 
