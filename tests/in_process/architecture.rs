@@ -1,10 +1,11 @@
 //! Rules that the crates' manifests can't express: pure crates use no I/O, crates do not depend on plugins, and modules
 //! of the root package import downwards. Crates document their purpose, and files and crates stay small. Crates of the
-//! request path have the lints against panics. The allowed dependencies of a crate are in its Cargo.toml.
+//! request path have the lints against panics. The quickstart compiles a small program. The allowed dependencies of a crate are in its Cargo.toml.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Layer of each module of the root package: it may import the same layer or a lower one.
 const LAYERS: &[(&str, u8)] = &[("plugins", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
@@ -141,6 +142,26 @@ fn no_crate_depends_on_a_crate_with_plugins() {
         wrong.extend(packages.map(|package| format!("{name} depends on {package}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the quickstart compiles has no clients of Kubernetes and no tokenizers. Without `--package`, cargo would add the
+/// features that other crates of the workspace need.
+#[test]
+fn quickstart_compiles_a_small_program() {
+    let script = include_str!("../../examples/quickstart/run.sh");
+    let command = script.lines().find_map(|line| line.trim().strip_prefix("cargo build ")).expect("a build");
+    let flags = ["--package attache", "--no-default-features"];
+    assert!(flags.iter().all(|flag| command.contains(flag)), "{command}");
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"]);
+    let output = tree.args(flags.iter().flat_map(|flag| flag.split(' '))).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8(output.stdout).expect("UTF-8");
+    let packages: BTreeSet<&str> = listed.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(packages.contains("attache-sim") && packages.len() > 100, "{packages:?}");
+    for absent in ["kube-client", "k8s-openapi", "tokenizers", "attache-live-check", "redis"] {
+        assert!(!packages.contains(absent), "{absent}");
+    }
 }
 
 #[test]

@@ -94,9 +94,14 @@ async fn read(path: &Path) -> Result<Value, String> {
         return Err(format!("the file has {size} bytes, {MAX_FILE_BYTES} are allowed"));
     }
     let text = tokio::fs::read_to_string(path).await.map_err(|error| format!("the file can't be read: {error}"))?;
+    parse(&text)
+}
+
+/// A bootstrap from its text.
+fn parse(text: &str) -> Result<Value, String> {
     // Comments are skipped: the parser bounds how many lines of them it keeps.
     let options = serde_saphyr::options! { emit_comments: false };
-    let value: Value = serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
+    let value: Value = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let whole = error.to_string();
         format!("the file is not YAML: {}", whole.lines().next().unwrap_or_default())
     })?;
@@ -105,5 +110,17 @@ async fn read(path: &Path) -> Result<Value, String> {
         Ok(value)
     } else {
         Err("the file is no bootstrap: `static_resources`, `dynamic_resources` and `admin` are missing".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bootstrap_may_have_any_number_of_comment_lines() {
+        let text = format!("{0}admin:\n{0}  address: {{}}\n", "# a line\n".repeat(100));
+        assert_eq!(parse(&text).map(|value| value["admin"].is_object()), Ok(true));
+        assert!(parse("a: 1").is_err_and(|error| error.contains("no bootstrap")));
     }
 }
