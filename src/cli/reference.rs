@@ -145,7 +145,7 @@ impl Translated {
             DrainTimeout => {
                 ours.push(("drain-deadline", value.to_owned()));
                 // The drain delay must not exceed the deadline.
-                if parse_duration(value).is_ok_and(|t| t < attache_config::defaults::DEFAULT_DRAIN_MIN_DELAY) {
+                if parse_duration(value).is_ok_and(|t| t < attache_config::schema::Drain::default().min_delay()) {
                     ours.push(("drain-min-delay", value.to_owned()));
                 }
             }

@@ -2,10 +2,6 @@
 
 use std::time::Duration;
 
-/// 5 s: endpoint removal in Kubernetes is asynchronous, and Envoy needs one health check interval to notice.
-pub const DEFAULT_DRAIN_MIN_DELAY: Duration = Duration::from_secs(5);
-/// 120 s: below the 130 s that the reference chart allows for the termination of a pod.
-pub const DEFAULT_DRAIN_DEADLINE: Duration = Duration::from_secs(120);
 /// Needs no tuning on any mix of servers; its first tokens arrive in about half the time of the others
 /// (`tests/in_process/virtual_time/policies.rs`).
 pub(crate) const DEFAULT_STRATEGY: &str = "predicted-latency";
@@ -13,10 +9,6 @@ pub(crate) const DEFAULT_STRATEGY: &str = "predicted-latency";
 pub(crate) const DEFAULT_POOL: &str = "default";
 /// Shortest interval of anything that is repeated: below it a mistyped unit would load the machine.
 pub const MIN_INTERVAL: Duration = Duration::from_millis(5);
-/// Weight of a target that names none.
-pub const DEFAULT_WEIGHT: u32 = 1;
-/// Largest weight, as InferenceModelRewrite allows.
-pub const MAX_WEIGHT: u32 = 1_000_000;
 /// 16 tokens: vLLM's block on CUDA.
 pub const DEFAULT_BLOCK_SIZE: u32 = 16;
 /// Largest block, tokens: vLLM's largest is 256; hybrid models use larger ones.

@@ -2,6 +2,7 @@
 //! editors, a file with all defaults, and the keys that need a restart.
 
 use crate::schema::{API_VERSION, File, KIND, Key, Kind, Range, Section, plain};
+use crate::settings::Settings;
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write as _;
 
@@ -55,8 +56,8 @@ fn value(key: &Key) -> String {
     if let Some(range) = &key.range {
         let _ = write!(said, ", {}", range.text);
     }
-    let is_said = matches!(key.unit, "" | "bytes" | "port");
-    if !is_said {
+    // The type says these.
+    if !matches!(key.unit, "" | "bytes" | "port") {
         let _ = write!(said, " ({})", key.unit);
     }
     said
@@ -236,7 +237,9 @@ fn write_key(out: &mut String, key: &Key, indent: usize, is_off: bool) {
             write_section(out, section, &key.kind, indent + 2, is_off);
         }
         (None, None) => {
-            let _ = writeln!(out, "{}{margin}{}:{}", if key.required { off } else { "#" }, key.name, example(key));
+            // Only the name of the pool is required and not disabled.
+            let (off, value) = if key.required && !is_off { ("", " default") } else { ("#", "") };
+            let _ = writeln!(out, "{off}{margin}{}:{value}", key.name);
         }
     }
 }
@@ -258,14 +261,6 @@ fn write_section(out: &mut String, section: &Section, kind: &Kind, indent: usize
     for key in &section.keys {
         let is_off = is_off || !key.absent.is_empty() && !key.required;
         write_key(out, key, indent, is_off);
-    }
-}
-
-/// What stands for the value of a key without a default.
-fn example(key: &Key) -> &'static str {
-    match key.kind {
-        Kind::Text if key.required => " default",
-        _ => "",
     }
 }
 
@@ -293,11 +288,15 @@ fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// Paths of the keys whose values differ in two dumps and need a restart.
-pub(crate) fn restart_needed(old: &Json, new: &Json) -> Vec<String> {
-    let mut changed = Vec::new();
-    add_changed(&File::keys(), "", false, (old, new), &mut changed);
-    changed
+impl Settings {
+    /// Paths of the keys whose values in `new` need a restart.
+    #[must_use]
+    pub fn restart_needed(&self, new: &Self) -> Vec<String> {
+        let mut changed = Vec::new();
+        let values = (&self.json(str::to_owned), &new.json(str::to_owned));
+        add_changed(&File::keys(), "", false, values, &mut changed);
+        changed
+    }
 }
 
 fn add_changed(section: &Section, path: &str, restart: bool, (old, new): (&Json, &Json), changed: &mut Vec<String>) {

@@ -85,11 +85,14 @@ impl File {
 
     /// Reads the document. `None` if its kind or version is unknown: then nothing else in it can be checked.
     pub fn read(root: &Node, registry: &Registry, sink: &mut Sink) -> Option<Self> {
-        if endpoint_picker::is(root) {
-            return endpoint_picker::read(root, registry, sink);
-        }
-        check_kind(root, sink)?;
-        <Self as Setting>::read(root, "", sink)
+        let file = if endpoint_picker::is(root) {
+            endpoint_picker::read(root, registry, sink)?
+        } else {
+            check_kind(root, sink)?;
+            <Self as Setting>::read(root, "", sink)?
+        };
+        file.check_ranges(&String::new, sink);
+        Some(file)
     }
 }
 

@@ -348,10 +348,4 @@ impl ServerSettings {
     }
 }
 
-impl Settings {
-    /// Keys whose values in `new` need a restart, as the file spells them.
-    #[must_use]
-    pub fn restart_needed(&self, new: &Self) -> Vec<String> {
-        crate::keys::restart_needed(&self.json(str::to_owned), &new.json(str::to_owned))
-    }
-}
+impl Settings {}

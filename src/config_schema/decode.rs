@@ -62,7 +62,7 @@ pub struct Fields<'n> {
     pub span: Span,
     entries: &'n [(At<String>, Node)],
     known: Vec<&'static str>,
-    /// The key whose value stands in place of the mapping.
+    /// The key whose value alone is given instead of the mapping.
     alone: Option<&'static str>,
 }
 
@@ -284,32 +284,54 @@ impl Read for IpAddr {
     }
 }
 
-/// The items of a list, each with its path.
+/// Reads the items of a list with `read`, each with its path.
+pub fn items<T>(
+    node: &Node,
+    path: &str,
+    sink: &mut Sink,
+    read: impl Fn(&Node, &str, &mut Sink) -> Option<T>,
+) -> Option<Vec<At<T>>> {
+    let Value::List(items) = &node.value else {
+        sink.wrong_type(node, path, "a list");
+        return None;
+    };
+    let read = items
+        .iter()
+        .enumerate()
+        .filter_map(|(i, item)| read(item, &format!("{path}[{i}]"), sink).map(|value| At { value, span: item.span }));
+    Some(read.collect())
+}
+
 impl<T: Read> Read for Vec<At<T>> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        let Value::List(items) = &node.value else {
-            sink.wrong_type(node, path, "a list");
-            return None;
-        };
-        let read = items.iter().enumerate().filter_map(|(i, item)| {
-            T::read(item, &format!("{path}[{i}]"), sink).map(|value| At { value, span: item.span })
-        });
-        Some(read.collect())
+        items(node, path, sink, T::read)
     }
 }
 
-/// The entries of a mapping with arbitrary keys.
-impl<T: Read> Read for Vec<(At<String>, At<T>)> {
+/// The entries of a mapping, in the order of the file.
+pub type Entries<T> = Vec<(At<String>, At<T>)>;
+
+/// Reads the entries of a mapping with arbitrary keys, each value with `read`.
+pub fn entries<T>(
+    node: &Node,
+    path: &str,
+    sink: &mut Sink,
+    read: impl Fn(&Node, &str, &mut Sink) -> Option<T>,
+) -> Option<Entries<T>> {
+    let Value::Map(entries) = &node.value else {
+        sink.wrong_type(node, path, "a mapping");
+        return None;
+    };
+    let read = entries.iter().filter_map(|(key, item)| {
+        let value = read(item, &format!("{path}.{}", key.value), sink)?;
+        Some((key.clone(), At { value, span: item.span }))
+    });
+    Some(read.collect())
+}
+
+impl<T: Read> Read for Entries<T> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        let Value::Map(entries) = &node.value else {
-            sink.wrong_type(node, path, "a mapping");
-            return None;
-        };
-        let read = entries.iter().filter_map(|(key, item)| {
-            let value = T::read(item, &format!("{path}.{}", key.value), sink)?;
-            Some((key.clone(), At { value, span: item.span }))
-        });
-        Some(read.collect())
+        entries(node, path, sink, T::read)
     }
 }
 

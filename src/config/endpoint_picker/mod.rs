@@ -122,7 +122,6 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
         (_, events) => events,
     };
     let prefix = schema::PrefixCache { block_size, tokenizer, kv_events, choose_rank, ..Default::default() };
-    check_ranges(&prefix, disaggregation.as_ref(), flow_control.as_ref(), &scrape, sink);
     let pool = schema::Pool {
         name: At { value: DEFAULT_POOL.to_owned(), span },
         strategy,
@@ -136,35 +135,4 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
     };
     let pools = Some(At { value: vec![At { value: pool, span }], span });
     File { exchange, pools, ..File::default() }
-}
-
-/// Reports values outside the ranges of the keys that they were mapped to.
-fn check_ranges(
-    prefix: &schema::PrefixCache,
-    disaggregation: Option<&At<schema::Disaggregation>>,
-    flow_control: Option<&At<schema::FlowControl>>,
-    scrape: &schema::Scrape,
-    sink: &mut Sink,
-) {
-    prefix.check_ranges("pools[0].prefixCache", sink);
-    if let Some(at) = &prefix.kv_events {
-        at.value.check_ranges("pools[0].prefixCache.kvEvents", sink);
-    }
-    if let Some(at) = &prefix.tokenizer {
-        at.value.check_ranges("pools[0].prefixCache.tokenizer", sink);
-    }
-    if let Some(at) = disaggregation {
-        at.value.check_ranges("pools[0].disaggregation", sink);
-    }
-    if let Some(at) = flow_control {
-        let (path, flow) = ("pools[0].flowControl", &at.value);
-        flow.check_ranges(path, sink);
-        for (key, band) in [("defaultBand", &flow.default_band), ("sheddableBand", &flow.sheddable_band)] {
-            band.iter().for_each(|at| at.value.check_ranges(&format!("{path}.{key}"), sink));
-        }
-        for (i, band) in flow.bands.iter().flat_map(|at| &at.value).enumerate() {
-            band.value.check_ranges(&format!("{path}.bands[{i}]"), sink);
-        }
-    }
-    scrape.check_ranges("pools[0].scrape", sink);
 }

@@ -4,7 +4,8 @@ use super::declare;
 use super::{DeciderKind, DisaggregationMode, Scheme, TokenizerKind};
 use crate::defaults::{
     DEFAULT_BLOCK_SIZE, DEFAULT_REMOTE_TIMEOUT, DEFAULT_TOKENIZER_HEALTH_CHECK_PERIOD, DEFAULT_TOKENIZER_MAX_MODELS,
-    DEFAULT_TOKENIZER_REQUEST_TIMEOUT, DEFAULT_TOKENIZER_TTL, MAX_RANKS, MIN_INTERVAL,
+    DEFAULT_TOKENIZER_REQUEST_TIMEOUT, DEFAULT_TOKENIZER_TTL, MAX_BLOCK_SIZE, MAX_RANKS, MAX_TOKENIZER_MODELS,
+    MIN_INTERVAL,
 };
 use crate::settings::TokenizerFallback;
 use attache_config_schema::decode::Bytes;
@@ -28,7 +29,7 @@ sections! {
         /// Turns prompts into tokens: its type, or a mapping.
         "tokenizer" => tokenizer: Tokenizer { absent: "`characters`"; },
         /// Size of a block, as in the servers. 16 is vLLM's on CUDA.
-        "blockSize" => block_size: u32 { default: DEFAULT_BLOCK_SIZE; range: 1..=4_096; unit: "tokens"; },
+        "blockSize" => block_size: u32 { default: DEFAULT_BLOCK_SIZE; range: 1..=MAX_BLOCK_SIZE; unit: "tokens"; },
         /// Memory of the index.
         "maxBytes" => max_bytes: Bytes {
             default: Bytes(DEFAULT_MAX_BYTES); range: Bytes(1 << 20)..=Bytes(1 << 40); unit: "bytes";
@@ -98,7 +99,7 @@ sections! {
         /// Of `remote`: time without a request after which a model is forgotten.
         "ttl" => ttl: Duration { default: DEFAULT_TOKENIZER_TTL; range: MIN_INTERVAL..; },
         /// Of `remote`: most models at once.
-        "maxModels" => max_models: u32 { default: DEFAULT_TOKENIZER_MAX_MODELS; range: 1..=10_000; unit: "models"; },
+        "maxModels" => max_models: u32 { default: DEFAULT_TOKENIZER_MAX_MODELS; range: 1..=MAX_TOKENIZER_MODELS; unit: "models"; },
         /// Of `remote`: URLs of tokenizers by model, in place of the endpoints.
         "modelUrls" => model_urls: Vec<(At<String>, At<String>)> { absent: "none"; },
         /// Of `remote`: keys of a prompt for which no tokens are returned.
@@ -134,12 +135,14 @@ sections! {
         /// How long decode servers keep blocks for the next turn: vLLM's `decoder_kv_blocks_ttl`, with
         /// `bidirectional_kv_xfer`. `0s`: they are never fetched.
         "decoderBlocksTtl" => decoder_blocks_ttl: Duration { default: DEFAULT_DECODER_BLOCKS_TTL; },
-        /// With `mode: header`: the sidecar is told which server has so many tokens more of the prompt.
-        "cacheSourceTokens" => cache_source_tokens: u32 { absent: "it is not told"; range: 1..; unit: "tokens"; },
+        /// With `mode: header`: a header names the server that has cached so many tokens more of the prompt, and the sidecar
+        /// fetches them.
+        "cacheSourceTokens" => cache_source_tokens: u32 { absent: "the header is not sent"; range: 1..; unit: "tokens"; },
     }
     /// What decides whether a request is split: a word, or a mapping.
     Decider = "type" {
-        /// `predicted`: the times of both ways. `strategy`: where `pd` says so. `prefix-based`: by the next two keys.
+        /// `predicted` compares the predicted times of both ways. `strategy` splits where the strategy `pd` does.
+        /// `prefix-based` reads the next two keys.
         "type" => kind: DeciderKind [required],
         /// Of `prefix-based`: tokens that the decode server has not cached.
         "nonCachedTokens" => non_cached_tokens: u32 { default: 0; unit: "tokens"; },

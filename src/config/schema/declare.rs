@@ -1,7 +1,7 @@
 //! How a key of the file is declared: its type, note, default, range and unit, once. The reader, the reference page, the
 //! JSON Schema and the list of keys that need a restart come from that.
 
-use attache_config_schema::decode::{Bytes, Read, one_of};
+use attache_config_schema::decode::{Bytes, Read, entries, items, one_of};
 pub(super) use attache_config_schema::decode::{Fields, Sink};
 pub(super) use attache_config_schema::diagnostic::At;
 pub(super) use attache_config_schema::document::{Node, Value};
@@ -52,14 +52,14 @@ pub struct Section {
     pub note: &'static str,
     /// Its keys, in the order of their declaration.
     pub keys: Vec<Key>,
-    /// The key whose value may stand in place of the mapping.
+    /// The key whose value alone may be given instead of the mapping.
     pub alone: Option<&'static str>,
 }
 
 /// A key of a section.
 #[derive(Clone, Debug)]
 pub struct Key {
-    /// The key as it stands in the file.
+    /// The key.
     pub name: &'static str,
     /// What it means, in a few words. Of a section without a note: what the section is about.
     pub note: &'static str,
@@ -67,7 +67,7 @@ pub struct Key {
     pub kind: Kind,
     /// Whether the section has no meaning without it.
     pub required: bool,
-    /// The value if it is absent, as it would stand in the file.
+    /// The value that an absent key has, as users would write it.
     pub default: Option<Json>,
     /// What happens if it is absent, where no single value says that.
     pub absent: &'static str,
@@ -123,7 +123,7 @@ impl Range {
     }
 }
 
-/// A value as it stands in the file, without quotes, and without `.0` behind whole numbers.
+/// A value as users write it: without quotes, and whole numbers without `.0`.
 #[must_use]
 pub fn plain(value: &Json) -> String {
     match value {
@@ -133,17 +133,19 @@ pub fn plain(value: &Json) -> String {
     }
 }
 
-/// A type that can stand in the file.
+/// A type of values in the file.
 pub(crate) trait Setting: Sized {
     /// Reads the value; reports to `sink` and returns `None` if it is invalid.
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self>;
-    /// What may stand in the file.
+    /// The values that the file may have.
     fn kind() -> Kind;
+    /// Reports values outside their ranges, of all sections below too; `path` is that of the value.
+    fn check_ranges(&self, _path: &dyn Fn() -> String, _sink: &mut Sink) {}
 }
 
 /// A value that messages and the reference page show.
 pub(crate) trait Show {
-    /// The value as it would stand in the file.
+    /// The value as users would write it.
     fn show(&self) -> Json;
 }
 
@@ -176,6 +178,11 @@ impl<T> Given<T> for At<T> {
     fn given(&self) -> Option<&At<T>> {
         Some(self)
     }
+}
+
+/// The path of a key in the section at `path`.
+pub(super) fn below(path: String, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 /// Reports a value outside `range`.
@@ -236,14 +243,13 @@ fn show_bytes(bytes: u64) -> Json {
 
 impl<T: Setting> Setting for Vec<At<T>> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        let Value::List(items) = &node.value else {
-            sink.wrong_type(node, path, "a list");
-            return None;
-        };
-        let read = items.iter().enumerate().filter_map(|(i, item)| {
-            T::read(item, &format!("{path}[{i}]"), sink).map(|value| At { value, span: item.span })
-        });
-        Some(read.collect())
+        items(node, path, sink, T::read)
+    }
+
+    fn check_ranges(&self, path: &dyn Fn() -> String, sink: &mut Sink) {
+        for (i, at) in self.iter().enumerate() {
+            at.value.check_ranges(&|| format!("{}[{i}]", path()), sink);
+        }
     }
 
     fn kind() -> Kind {
@@ -259,15 +265,13 @@ impl<T: Show> Show for Vec<At<T>> {
 
 impl<T: Setting> Setting for Vec<(At<String>, At<T>)> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        let Value::Map(entries) = &node.value else {
-            sink.wrong_type(node, path, "a mapping");
-            return None;
-        };
-        let read = entries.iter().filter_map(|(key, item)| {
-            let value = T::read(item, &format!("{path}.{}", key.value), sink)?;
-            Some((key.clone(), At { value, span: item.span }))
-        });
-        Some(read.collect())
+        entries(node, path, sink, T::read)
+    }
+
+    fn check_ranges(&self, path: &dyn Fn() -> String, sink: &mut Sink) {
+        for (key, at) in self {
+            at.value.check_ranges(&|| format!("{}.{}", path(), key.value), sink);
+        }
     }
 
     fn kind() -> Kind {
@@ -316,7 +320,7 @@ macro_rules! words {
 /// Declares sections. Each key has its note, its name in the file, the field and its type; then how it is read
 /// (`[required]`; `[flat]`: the default of the type if it is absent; `[named]`: its path if it is absent), and what is
 /// said about its values. A key with a default has a method that returns the value or the default. `= "key"` behind
-/// the name of a section: the value of this key may stand in its place. `+` adds a field that no key has.
+/// the name of a section: the value of this key alone may be given instead of the section. `+` adds a field that no key has.
 macro_rules! sections {
     ($(
         $(#[doc = $doc:literal])*
@@ -353,15 +357,6 @@ macro_rules! sections {
                     self.$field.as_ref().map_or_else(|| $default, |at| at.value.clone())
                 }
             )?)?)*
-
-            /// Reports values outside their ranges; `path` is that of the section.
-            pub(crate) fn check_ranges(&self, path: &str, sink: &mut declare::Sink) {
-                let _ = (path, &sink);
-                $($($(
-                    let at = declare::Given::given(&self.$field);
-                    declare::check(at, &($range), || format!("{path}.{}", $key), sink);
-                )?)?)*
-            }
         }
 
         impl declare::Setting for $name {
@@ -385,34 +380,33 @@ macro_rules! sections {
                     let $field = sections!(@read (f, $key, path, sink) $t $(, $how)?);
                 )*
                 f.finish(sink);
-                let section = Self {
+                Some(Self {
                     $($field: sections!(@field $field $(, $how)?),)*
                     $($extra: Default::default(),)?
-                };
-                section.check_ranges(path, sink);
-                Some(section)
+                })
+            }
+
+            fn check_ranges(&self, path: &dyn Fn() -> String, sink: &mut declare::Sink) {
+                $(
+                    let own = || declare::below(path(), $key);
+                    $($(declare::check(declare::Given::given(&self.$field), &($range), own, sink);)?)?
+                    sections!(@check (self.$field, &own, sink) $($how)?);
+                )*
             }
 
             fn kind() -> declare::Kind {
                 let keys = vec![$({
-                    #[allow(unused_mut, reason = "a key may have nothing but a note")]
-                    let mut key = declare::Key::new(
-                        $key,
-                        concat!($($note),*),
-                        <$t as declare::Setting>::kind(),
-                        sections!(@required $($how)?),
-                    );
-                    $(
+                    let kind = <$t as declare::Setting>::kind();
+                    declare::Key {
                         $(
-                            let default: $t = $default;
-                            key.default = Some(declare::Show::show(&default));
+                            $(default: Some(<$t as declare::Show>::show(&$default)),)?
+                            $(absent: $absent,)?
+                            $(range: Some(declare::Range::of::<$t>(&($range))),)?
+                            $(unit: $unit,)?
+                            $(restart: Some($restart),)?
                         )?
-                        $(key.absent = $absent;)?
-                        $(key.range = Some(declare::Range::of::<$t>(&($range)));)?
-                        $(key.unit = $unit;)?
-                        $(key.restart = Some($restart);)?
-                    )?
-                    key
+                        ..declare::Key::new($key, concat!($($note),*), kind, sections!(@required $($how)?))
+                    }
                 }),*];
                 let alone: &[&'static str] = &[$($alone)?];
                 declare::Kind::Section(declare::Section { note: concat!($($doc),*).trim_ascii_start(), keys, alone: alone.first().copied() })
@@ -437,6 +431,12 @@ macro_rules! sections {
     (@field $field:ident, flat) => { $field.map(|at| at.value).unwrap_or_default() };
     (@field $field:ident, required) => { $field? };
     (@field $field:ident, named) => { $field? };
+    (@check ($field:expr, $path:expr, $sink:ident) flat) => { declare::Setting::check_ranges(&$field, $path, $sink) };
+    (@check ($field:expr, $path:expr, $sink:ident) $($how:ident)?) => {
+        if let Some(at) = declare::Given::given(&$field) {
+            declare::Setting::check_ranges(&at.value, $path, $sink);
+        }
+    };
     (@required) => { false };
     (@required flat) => { false };
     (@required $how:ident) => { true };

@@ -15,8 +15,8 @@ sections! {
         "enabled" => enabled: bool { default: false; },
         /// `false`: no request waits, and sheddable requests are rejected while the pool is saturated.
         "queue" => queue: bool { default: true; },
-        /// What tells whether the pool is saturated. The default keeps the queues of the servers short, so that most requests
-        /// wait in Attaché.
+        /// Decides whether the pool is saturated. The default keeps the queues of the servers short, so that most requests wait
+        /// in Attaché.
         "detector" => detector: Strategy { absent: "`backlog-detector`"; },
         /// How much of the pool the requests of one priority may use.
         "ceiling" => ceiling: Strategy { absent: "`static-usage-limit-policy`, all of it"; },

@@ -2,7 +2,7 @@
 
 use super::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
 use crate::support::process::repository;
-use attache_config::defaults::DEFAULT_DRAIN_DEADLINE;
+use attache_config::schema::Drain;
 use attache_config::settings::PoolGroup;
 use attache_discovery::kube::objects::ObjectKind;
 use attache_serving::health::{LIVENESS, READINESS};
@@ -164,7 +164,11 @@ fn probes_name_health_services_of_the_picker() {
         assert!(READINESS.contains(&text(&readiness["service"])), "{}: {readiness}", rendered.name);
         assert_eq!([liveness["port"].as_i64(), readiness["port"].as_i64()], [Some(health); 2], "{}", rendered.name);
         let grace = pod(rendered)["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a number");
-        assert!(grace > DEFAULT_DRAIN_DEADLINE.as_secs(), "{}: killed after {grace} s, while draining", rendered.name);
+        assert!(
+            grace > Drain::default().deadline().as_secs(),
+            "{}: killed after {grace} s, while draining",
+            rendered.name
+        );
         // The image has no shell for a hook, and draining needs none.
         assert!(picker.get("lifecycle").is_none(), "{}", rendered.name);
         for sidecar in list(&pod(rendered)["spec"]["initContainers"]) {
