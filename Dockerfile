@@ -4,15 +4,20 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src ./src
+# The program prints and starts these bootstraps.
+COPY envoy ./envoy
 # Cargo checks that every declared target has its file.
 COPY benches ./benches
 COPY tests ./tests
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --release --locked --package attache --bin attache && cp target/release/attache /attache
+    cargo build --release --locked --package attache --package attache-envoy-module --bin attache --lib && \
+    cp target/release/attache target/release/libattache_envoy.so /
 
 # glibc and CA certificates, no shell, no package manager.
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /attache /usr/local/bin/attache
+# For Envoy; `attache envoy-module` prints this path.
+COPY --from=build /libattache_envoy.so /usr/local/lib/attache/libattache_envoy.so
 # The image's `nonroot`, by number so that Kubernetes can check `runAsNonRoot`. Nothing is written to disk.
 USER 65532:65532
 # ext-proc, gRPC health, metrics.

@@ -1,7 +1,7 @@
 //! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
 //!
 //! ```console
-//! $ cargo bench --bench extproc -- --rows direct,decide,prefix,chunk,split,replicas,envoy,idle --seconds 1 --rounds 5
+//! $ cargo bench --bench extproc -- --rows direct,decide,prefix,chunk,split,replicas,envoy,inside,idle --seconds 1 --rounds 5
 //! ```
 //!
 //! It prints a Markdown table. Each server is a process, so that its CPU time is measured alone. Rounds alternate between
@@ -37,6 +37,7 @@ use std::time::Duration;
 use support::attache::AttacheProcess;
 use support::body::{Random, chat, events};
 use support::envoy::{EnvoyProcess, shipped};
+use support::inside::{Inside, inside_bootstrap};
 use support::process::{Process, scratch};
 use support::sim::SimProcess;
 use support::{Error, noop};
@@ -76,7 +77,9 @@ fn main() -> Result<(), Error> {
 
 fn options(arguments: &[String]) -> Result<Options, Error> {
     let mut options = Options {
-        rows: ["direct", "decide", "prefix", "chunk", "split", "replicas", "envoy", "idle"].map(str::to_owned).to_vec(),
+        rows: ["direct", "decide", "prefix", "chunk", "split", "replicas", "envoy", "inside", "idle"]
+            .map(str::to_owned)
+            .to_vec(),
         time: Duration::from_secs(1),
         rounds: 5,
     };
@@ -176,10 +179,11 @@ async fn compare(options: &Options) -> Result<(), Error> {
                 bench.table.extend(rows);
             }
             "envoy" => through_envoy(&mut bench, options).await?,
+            "inside" => inside(&mut bench, options).await?,
             "idle" => idle(&mut bench).await?,
             other => {
                 return Err(format!(
-                    "unknown row {other:?}: direct, instructions, sizing, decide, prefix, chunk, split, replicas, envoy, idle"
+                    "unknown row {other:?}: direct, instructions, sizing, decide, prefix, chunk, split, replicas, envoy, inside, idle"
                 )
                 .into());
             }
@@ -489,6 +493,67 @@ fn through_row(size: &str, name: &str, has_picker: bool, results: &[Through]) ->
         figure,
         if size == "220 KB" && name == "attache" { "≥ 1,000 req/s (Go picker: 130)" } else { "–" }.to_owned(),
     ]
+}
+
+/// The same decisions by ext-proc and inside Envoy: the CPU time of Envoy and the picker together.
+async fn inside(bench: &mut Bench, options: &Options) -> Result<(), Error> {
+    let servers: [SocketAddr; 4] = bench.upstreams.clone().try_into().map_err(|_| "four servers")?;
+    let endpoints: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
+    let text = format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: least-request}}\n  \
+         destination: {{mode: list}}\n  endpoints: [{}]\n",
+        endpoints.join(", ")
+    );
+    let picker = AttacheProcess::with_arguments(&["--config-text", &text, "--workers", "1"].map(str::to_owned)).await;
+    let [a, b, c, d] = servers.map(|server| server.port());
+    let ports = [(8080, 0), (9901, 0), (8001, a), (8002, b), (8003, c), (8004, d)];
+    let of_picker = [(9002, picker.grpc.port()), (9003, picker.health.port())];
+    let by_ext_proc = shipped("override-host.yaml", &[&ports[..], &of_picker].concat());
+    let files = scratch("inside");
+    let file = files.path().join("attache.yaml");
+    std::fs::write(&file, &text)?;
+    let behind = Some((picker.process.id(), picker.grpc.port(), picker.health.port()));
+    let without = EnvoyProcess::with_workers(&without_ext_proc(servers[0]), 1).await;
+    let by_ext_proc = EnvoyProcess::with_workers(&by_ext_proc, 1).await;
+    let inside = Inside::of(EnvoyProcess::with_workers(&inside_bootstrap(&file, servers), 1).await, files).await;
+    let envoys = [("no picker", None, &without), ("ext-proc", behind, &by_ext_proc), ("inside", None, &inside.envoy)];
+    for (size_name, size, target) in [("2 KB", 2_000, "0.45"), ("16 KB", 16_000, "0.45"), ("220 KB", 220_000, "0.40")] {
+        let body = chat(size, false, 1);
+        let mut results: [Vec<Through>; 3] = Default::default();
+        for round in 0..=options.rounds {
+            for ((_, behind, envoy), results) in envoys.iter().zip(&mut results) {
+                let one = Through::measure(envoy, *behind, &body, options.time).await?;
+                if round > 0 {
+                    results.push(one);
+                }
+            }
+        }
+        let all = |results: &Vec<Through>| median(results.iter().map(|r| r.envoy_us + r.picker_us).collect());
+        let cpu_us = results.each_ref().map(all);
+        for (((name, ..), results), of_all) in envoys.iter().zip(&results).zip(cpu_us) {
+            let of = |get: fn(&Through) -> f64| median(results.iter().map(get).collect());
+            bench.table.push([
+                format!("Envoy and picker, {size_name}, {name}"),
+                format!(
+                    "{of_all:.0} µs CPU a request, {:.0} req/s, p50/p99 {:.2}/{:.2} ms",
+                    of(|r| r.per_second),
+                    of(|r| r.p50_us) / 1e3,
+                    of(|r| r.p99_us) / 1e3,
+                ),
+                format!("{:.2} × ext-proc", of_all / cpu_us[1]),
+                if *name == "inside" { format!("≤ {target}") } else { "–".to_owned() },
+            ]);
+        }
+    }
+    let (late, calls) = inside.late_hooks().await;
+    bench.table.push([
+        "calls of Envoy into the library, all three sizes".to_owned(),
+        format!("{calls:.0}, {late:.0} of them longer than 1 ms"),
+        format!("{:.3} %", late / calls * 100.0),
+        "≤ 0.1 %".to_owned(),
+    ]);
+    picker.assert_settled().await;
+    Ok(())
 }
 
 fn without_ext_proc(upstream: SocketAddr) -> String {

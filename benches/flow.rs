@@ -10,7 +10,8 @@ use attache_flow::ceiling::fixed::Fixed;
 use attache_flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
 use attache_flow::saturation::{StageSaturation, View, Ways};
 use attache_flow::{
-    Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Settings, Verdict, Way,
+    Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Queueing, Settings,
+    Verdict, Way,
 };
 use attache_pool::health::HealthPolicy;
 use attache_pool::ledger::Ticket;
@@ -174,7 +175,7 @@ const BEGAN: Timestamp = Timestamp(1_000_000_000);
 /// Microseconds that a request's work and the pool's fullness take to tell.
 fn look(detector: &str, endpoints: u32) -> [f64; 2] {
     let detector = (find(DETECTORS, detector).expect("a detector").build)(&Value::Null).expect("defaults").into();
-    let flow = PoolFlow { detector, ..recommended_flow().expect("settings") };
+    let flow = PoolFlow { queueing: Some(Queueing::Saturated(detector)), ..recommended_flow().expect("settings") };
     let (pool, _booked) = pool(endpoints);
     let (health, now) = (HealthPolicy::default(), BEGAN.after(Duration::from_millis(50)));
     let view = View { pool: &pool, health: &health, split: None, stale_after: Duration::from_secs(2), now };

@@ -5,13 +5,15 @@
 #
 #   --tested PROFILE   packages the program of `cargo test` (profile `release` or `dev`), so that nothing is compiled
 #
-# It always makes the stripped program and its texts: completions, manual pages, licences of dependencies. Parts, all unless some are named:
-#   archive    attache-VERSION-x86_64-linux-gnu.tar.gz: program, texts, Envoy bootstraps, example configurations
+# It always makes the stripped program, the stripped library for Envoy, and their texts: completions, manual pages, licences of dependencies.
+# Parts, all unless some are named:
+#   archive    attache-VERSION-x86_64-linux-gnu.tar.gz: program, library, texts, Envoy bootstraps, example configurations
 #   wheel      attache-VERSION-py3-none-….whl, made by maturin, with an SBOM (CycloneDX)
+#   module     attache_envoy-VERSION-py3-none-….whl: the library
 #   deb        attache_VERSION_amd64.deb, with a systemd unit
 #   image      attache-VERSION-image.tar, an OCI image
 #   charts     both Helm charts
-#   sbom       attache-VERSION.cdx.json, the SBOM of the wheel
+#   sbom       attache-VERSION.cdx.json, the SBOM of the wheel, with the library
 #   sums       SHA256SUMS
 #   sign       SHA256SUMS.asc, if RELEASE_KEY names a key of gpg
 #
@@ -21,7 +23,7 @@ cd "$(dirname "$0")/.."
 . release/names.env
 . tests/install-tools.sh
 
-all=(archive wheel deb image charts sbom sums sign)
+all=(archive wheel module deb image charts sbom sums sign)
 tested=
 parts=()
 while [ $# -gt 0 ]; do
@@ -48,7 +50,7 @@ trap 'rm -rf "$work"' EXIT
 # The time of every file: that of the commit. Cargo must not see it, or it compiles C code again.
 moment=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 unset SOURCE_DATE_EPOCH
-export LC_ALL=C.UTF-8
+export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 name=attache-$version-x86_64-linux-gnu
 
 if [ "$tested" ]; then
@@ -57,12 +59,15 @@ if [ "$tested" ]; then
   for crate in flow picker pool quota scheduling telemetry; do features+=,attache-$crate/testing; done
   for crate in $(grep -l '^default = ' src/*/Cargo.toml | cut -d/ -f2 | tr _ -); do features+=,attache-$crate/default; done
   build=(--profile "$tested" --features "$features")
+  # Of the library: its tests make it panic.
+  faults=(--features attache-envoy-module/faults)
   # The program of the tests stays as it is: theirs run meanwhile.
   export CARGO_BUILD_BUILD_DIR=$target CARGO_TARGET_DIR=$work/target
-  program=$work/target/${tested/dev/debug}/attache
+  built=$work/target/${tested/dev/debug}
 else
   build=(--profile dist)
-  program=$target/dist/attache
+  faults=()
+  built=$target/dist
   # The compiler writes paths of sources into the program; these do not depend on the directory.
   export RUSTFLAGS="--remap-path-prefix=$PWD=/attache --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
   # What `attache version --json` says.
@@ -76,9 +81,14 @@ pack() { # DIRECTORY OUTPUT
     -C "$(dirname "$1")" -cf - "$(basename "$1")" | gzip -n9 >"$2"
 }
 
+# The program, and the library that links the same crates.
+compile() {
+  cargo build --locked --package attache --package attache-envoy-module --bin attache --lib "${build[@]}" "${faults[@]}"
+}
+
 # That the tests have compiled every crate with the features of this build: else CI compiles nearly everything twice.
-assert_compiled() {
-  cargo build --locked --package attache --bin attache "${build[@]}" 2>"$work/cargo.log" || { cat "$work/cargo.log" >&2; exit 1; }
+compile_nothing() {
+  compile 2>"$work/cargo.log" || { cat "$work/cargo.log" >&2; exit 1; }
   ! grep -q '^ *Compiling ' "$work/cargo.log" || {
     grep '^ *Compiling ' "$work/cargo.log" >&2
     echo "release: the tests have not compiled these crates, or with other features (a dev-dependency can add one), or their sources changed" >&2
@@ -86,15 +96,13 @@ assert_compiled() {
   }
 }
 
-make_program() {
-  [ -z "$tested" ] || assert_compiled
-  # maturin compiles the same program.
-  case " ${parts[*]} " in
-    *" wheel "*) make_wheel ;;
-    *) cargo build --locked --package attache --bin attache "${build[@]}" ;;
-  esac
-  strip -o "$work/attache" "$program"
-  chmod 755 "$work/attache"
+make_binaries() {
+  if [ "$tested" ]; then compile_nothing; else compile; fi
+  # maturin links the program again.
+  case " ${parts[*]} " in *" wheel "*) make_wheel ;; esac
+  strip -o "$work/attache" "$built/attache"
+  strip -o "$work/libattache_envoy.so" "$built/libattache_envoy.so"
+  chmod 755 "$work/attache" "$work/libattache_envoy.so"
 }
 
 make_texts() {
@@ -109,23 +117,31 @@ make_texts() {
 
 make_archive() {
   mkdir -p "$work/$name"
-  cp -r "$work/attache" "$work/texts"/* LICENSE README.md CHANGELOG.md envoy examples/configs "$work/$name"
+  cp -r "$work/attache" "$work/libattache_envoy.so" "$work/texts"/* LICENSE README.md CHANGELOG.md envoy examples/configs "$work/$name"
   pack "$work/$name" "$dist/$name.tar.gz"
 }
 
 make_wheel() {
   install maturin release/requirements.txt "$tools/maturin"
   rm -f "$dist"/attache-*.whl
-  SOURCE_DATE_EPOCH=$moment CARGO=$PWD/release/cargo-without-date.sh "$tools/maturin/bin/maturin" build \
-    "${build[@]}" --bindings bin --locked --strip --auditwheel check --out "$dist"
+  # maturin calls cargo by this variable, and by its name for the metadata.
+  mkdir -p "$work/bin"
+  ln -sf "$PWD/release/cargo-for-maturin.sh" "$work/bin/cargo"
+  REAL_CARGO=$(command -v cargo) SOURCE_DATE_EPOCH=$moment CARGO=$work/bin/cargo PATH=$work/bin:$PATH "$tools/maturin/bin/maturin" build \
+    "${build[@]}" --bindings bin --locked --strip --auditwheel check --compression-level 9 --out "$dist"
+}
+
+make_module() {
+  rm -f "$dist"/attache_envoy-*.whl
+  SOURCE_DATE_EPOCH=$moment release/module_wheel.py "$work/libattache_envoy.so" "$work/texts" "$dist"
 }
 
 make_deb() {
-  SOURCE_DATE_EPOCH=$moment release/deb.sh "$work/attache" "$work/texts" "$dist/attache_${version}_amd64.deb"
+  SOURCE_DATE_EPOCH=$moment release/deb.sh "$work/attache" "$work/libattache_envoy.so" "$work/texts" "$dist/attache_${version}_amd64.deb"
 }
 
 make_image() {
-  SOURCE_DATE_EPOCH=$moment release/image.py "$work/attache" "$dist/attache-$version-image.tar" "$REGISTRY/attache:$version"
+  SOURCE_DATE_EPOCH=$moment release/image.py "$work/attache" "$work/libattache_envoy.so" "$dist/attache-$version-image.tar" "$REGISTRY/attache:$version"
 }
 
 make_charts() {
@@ -143,14 +159,8 @@ make_charts() {
 }
 
 make_sbom() {
-  python3 - "$dist" "attache-$version.cdx.json" <<'PYTHON'
-import pathlib, sys, zipfile
-dist, output = pathlib.Path(sys.argv[1]), sys.argv[2]
-wheel = next(dist.glob("attache-*.whl"))
-with zipfile.ZipFile(wheel) as archive:
-    name = next(name for name in archive.namelist() if ".dist-info/sboms/" in name and name.endswith(".json"))
-    (dist / output).write_bytes(archive.read(name))
-PYTHON
+  release/sbom.py "$dist"/attache-*.whl "$work/libattache_envoy.so" >"$work/sbom.json"
+  mv "$work/sbom.json" "$dist/attache-$version.cdx.json"
 }
 
 make_sums() {
@@ -166,7 +176,7 @@ make_sign() {
 }
 
 started=$SECONDS
-make_program
+make_binaries
 make_texts
 for part in "${all[@]}"; do
   [ "$part" != wheel ] || continue

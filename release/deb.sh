@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Makes the Debian package. Called by build.sh.
 #
-#   release/deb.sh PROGRAM TEXTS OUTPUT      TEXTS has the folders man and completions, and THIRD-PARTY-LICENCES.txt
+#   release/deb.sh PROGRAM LIBRARY TEXTS OUTPUT      TEXTS has the folders man and completions, and THIRD-PARTY-LICENCES.txt
 set -euo pipefail
-program=$1 texts=$2 output=$3
+program=$1 library=$2 texts=$3 output=$4
 cd "$(dirname "$0")/.."
 . release/names.env
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 
 install -D -m 755 "$program" "$root/usr/bin/attache"
+install -D -m 644 "$library" "$root/usr/lib/attache/libattache_envoy.so"
 install -D -m 644 release/attache.service "$root/usr/lib/systemd/system/attache.service"
 install -d "$root/etc/attache" "$root/usr/share/man/man1" "$root/usr/share/doc/attache/examples"
 for page in "$texts"/man/*.1; do
@@ -24,8 +25,6 @@ cat LICENSE "$texts/THIRD-PARTY-LICENCES.txt" >"$root/usr/share/doc/attache/copy
 find "$root" -type f ! -name attache -exec chmod 644 {} +
 find "$root" -type d -exec chmod 755 {} +
 
-# The newest version of the C library that a symbol of the program needs.
-libc=$(objdump -T "$program" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -1)
 install -d "$root/DEBIAN"
 cat >"$root/DEBIAN/control" <<CONTROL
 Package: attache
@@ -35,7 +34,7 @@ Maintainer: $MAINTAINER
 Section: net
 Priority: optional
 Installed-Size: $(du -sk --exclude=DEBIAN --apparent-size "$root" | cut -f1)
-Depends: libc6 (>= ${libc#GLIBC_}), libgcc-s1
+Depends: libc6 (>= $(release/glibc.sh "$program" "$library")), libgcc-s1
 Recommends: ca-certificates
 Description: Envoy endpoint picker for LLM inference
  Attaché runs beside Envoy and decides which model server answers each request.

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes an OCI image as a tar file: the program, the C library and the CA certificates of this machine.
+"""Writes an OCI image as a tar file: the program, the library for Envoy, the C library and the CA certificates of this
+machine.
 
-    release/image.py PROGRAM OUTPUT NAME:TAG
+    release/image.py PROGRAM LIBRARY OUTPUT NAME:TAG
 
 No shell, no package manager, user 65532. Equal inputs give equal bytes; SOURCE_DATE_EPOCH is the time of all files.
 `podman load -i`, `docker load -i` (25 or later), `kind load image-archive` and `skopeo copy oci-archive:` read the file.
@@ -80,9 +81,9 @@ def digest(data):
 
 
 def main():
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         raise SystemExit(__doc__)
-    program, output, reference = sys.argv[1:]
+    program, library, output, reference = sys.argv[1:]
     name, version = reference.rsplit(":", 1)
     moment = int(os.environ["SOURCE_DATE_EPOCH"])
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
@@ -96,7 +97,11 @@ def main():
         ("etc/group", f"attache:x:{USER}:\n".encode(), 0o644),
         ("etc/nsswitch.conf", b"hosts: files dns\n", 0o644),
     ]
-    layers = [layer(with_directories(system), moment), layer([("usr/local/bin/attache", read(program), 0o755)], moment)]
+    own = [
+        ("usr/local/bin/attache", read(program), 0o755),
+        ("usr/local/lib/attache/libattache_envoy.so", read(library), 0o755),
+    ]
+    layers = [layer(with_directories(files), moment) for files in (system, own)]
 
     blobs = {}
 

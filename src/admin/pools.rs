@@ -1,4 +1,6 @@
 //! Metrics of pools, endpoints and feeds, read from their stores at each scrape.
+//!
+//! They are here and not in `telemetry`: the request path uses that crate, and must not depend on discovery and scrapes.
 
 use arc_swap::ArcSwap;
 use attache_discovery::dns::DnsStats;

@@ -10,9 +10,12 @@ use attache_types::clock::Timestamp;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Readings of a minute, and the one before them.
 const READINGS: usize = 13;
+/// 10 minutes: a gateway with few requests shows a wrong setting again in that time, and a corrected one is soon silent.
+const LATELY: Duration = Duration::from_secs(600);
 
 /// The counters at one time.
 #[derive(Clone, Debug, Default)]
@@ -46,22 +49,40 @@ impl Tally {
     }
 }
 
-/// The readings of the last minute, the oldest first.
+/// What is known from the readings so far.
 #[derive(Debug, Default)]
-pub(crate) struct Rates(VecDeque<Tally>);
+pub(crate) struct Rates {
+    /// The readings of the last minute, the oldest first.
+    readings: VecDeque<Tally>,
+    /// When each degraded mode occurred last.
+    degraded: Vec<(&'static str, Timestamp)>,
+}
 
 impl Rates {
     /// Adds a reading.
     pub(crate) fn add(&mut self, tally: Tally) {
-        if self.0.len() == READINGS {
-            self.0.pop_front();
+        self.degraded = self.last_degraded(&tally).collect();
+        if self.readings.len() == READINGS {
+            self.readings.pop_front();
         }
-        self.0.push_back(tally);
+        self.readings.push_back(tally);
+    }
+
+    /// When each degraded mode occurred last, as of `now`.
+    fn last_degraded(&self, now: &Tally) -> impl Iterator<Item = (&'static str, Timestamp)> {
+        let counted = self.readings.back().map_or(&[][..], |tally| tally.degraded.as_slice());
+        now.degraded.iter().map(|(mode, count)| {
+            let is_unchanged = counted.contains(&(*mode, *count));
+            let known = self.degraded.iter().find(|(known, _)| known == mode && is_unchanged);
+            (*mode, known.map_or(now.at, |(_, last)| *last))
+        })
     }
 
     /// What was counted between the oldest reading and `now`.
     pub(crate) fn minute(&self, now: &Tally) -> Minute {
-        let Some(before) = self.0.front() else { return Minute::default() };
+        let lately = self.last_degraded(now).filter(|(_, last)| now.at.since(*last) < LATELY);
+        let degraded = lately.map(|(mode, _)| mode).collect();
+        let Some(before) = self.readings.front() else { return Minute { degraded, ..Minute::default() } };
         let rejected = now.rejections.iter().map(|count| {
             let is_same = |earlier: &&RejectionCount| earlier.pool == count.pool && earlier.reason == count.reason;
             let earlier = before.rejections.iter().find(is_same).map_or(0, |earlier| earlier.count);
@@ -80,13 +101,14 @@ impl Rates {
             rejected: rejected.filter(|(.., count)| *count > 0).collect(),
             tenants: tenants.collect(),
             handshakes: handshakes.filter(|(_, count)| *count > 0).collect(),
+            degraded,
         }
     }
 
     /// Counts and rates of `now`, as JSON members.
     pub(crate) fn to_json(&self, now: &Tally) -> Map<String, Value> {
         let start = Tally { at: now.at, ..now.clone() };
-        let before = self.0.front().unwrap_or(&start);
+        let before = self.readings.front().unwrap_or(&start);
         let seconds = now.at.since(before.at).as_secs_f64();
         let rate = |now: u64, before: Option<u64>| rate(now, before.unwrap_or(0), seconds);
         let rejection = |count: &RejectionCount| {
@@ -138,6 +160,8 @@ pub(crate) struct Minute {
     pub(crate) tenants: Vec<(Arc<str>, u64)>,
     /// Failed handshakes by cause.
     pub(crate) handshakes: Vec<(FailureCause, u64)>,
+    /// Degraded modes that occurred in the last ten minutes.
+    pub(crate) degraded: Vec<&'static str>,
 }
 
 /// The growth of a counter. One that decreased was replaced.
@@ -152,4 +176,27 @@ fn rate(now: u64, before: u64, seconds: f64) -> Value {
     }
     let events = grown(now, before);
     json!((events as f64 / seconds * 1e3).round() / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn degraded_mode_is_known_for_ten_minutes_after_it_occurred() {
+        let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
+        let tally = |seconds: u64, count: u64| {
+            let degraded = Some(("no_body", count)).filter(|(_, count)| *count > 0).into_iter().collect();
+            Tally { at: at(seconds), degraded, ..Tally::default() }
+        };
+        let mut rates = Rates::default();
+        assert!(rates.minute(&tally(0, 0)).degraded.is_empty());
+        assert_eq!(rates.minute(&tally(1, 3)).degraded, ["no_body"], "before the first reading");
+        (0..=200).for_each(|reading| rates.add(tally(5 * reading, if reading < 2 { 0 } else { 3 })));
+        assert!(rates.minute(&tally(1_001, 3)).degraded.is_empty(), "it occurred 991 s ago");
+        assert_eq!(rates.minute(&tally(1_001, 4)).degraded, ["no_body"], "again");
+        rates.add(tally(1_005, 4));
+        assert_eq!(rates.minute(&tally(1_604, 4)).degraded, ["no_body"]);
+        assert!(rates.minute(&tally(1_605, 4)).degraded.is_empty());
+    }
 }

@@ -7,6 +7,7 @@ mod status_page;
 mod threads;
 
 use super::refusal::RefusalReason;
+use super::reservations::{ReservationAccess, ReserveRequest};
 use super::status::CertificateStatus;
 use super::*;
 use crate::pools::{EndpointStanding, PoolView};
@@ -14,6 +15,7 @@ use attache_pool::health::{HealthOutcome, HealthPolicy};
 use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, Engine, PoolSnapshot, SnapshotStore};
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache_request::agent::{AgentIdentity, AgentKind, IdentitySource};
 use attache_request::event::{DecisionRecord, RunnerUp};
 use attache_serving::connections::{ConnectionLimits, Connections};
 use attache_telemetry::decisions::Decisions;
@@ -97,6 +99,23 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
                 }
             })
         }),
+        reservations: ReservationAccess {
+            reserve: Arc::new(|asked: ReserveRequest| {
+                Box::pin(async move {
+                    let (request, timeout) = (asked.request, asked.timeout.as_secs_f64());
+                    let body = String::from_utf8_lossy(&request.body).into_owned();
+                    Ok(serde_json::json!({"path": request.path, "timeout": timeout, "body": body}))
+                })
+            }),
+            list: Arc::new(|| serde_json::json!([])),
+            release: Arc::new(|id| id == "open"),
+            default_timeout: Duration::from_secs(30),
+            max_timeout: Duration::from_secs(300),
+        },
+        ending: Arc::new(|session| match session.session_id.as_deref() {
+            Some(id) => Ok(serde_json::json!({"session_id": id, "tenant": session.tenant})),
+            None => Err(RequestError::new(attache_types::error::Reason::InvalidSessionId, "`session_id` is missing")),
+        }),
         max_explained_bytes: Arc::new(|| 1_000),
         pages: Handle::current(),
         metrics: Arc::new(MetricsPage::new(registry)),
@@ -136,6 +155,15 @@ fn record(ended: Timestamp) -> DecisionRecord {
         sequence: 0,
         ended,
         request_id: "r-1".into(),
+        agent: Some(Box::new(AgentIdentity {
+            tenant: None,
+            program: "task".into(),
+            chain: "research".into(),
+            parent: Some("task".into()),
+            kind: AgentKind::SubAgent,
+            source: IdentitySource::Header,
+            field: "x-claude-code-session-id",
+        })),
         api: "chat_completions",
         pool: "default".into(),
         model: "m".into(),
@@ -205,7 +233,7 @@ fn endless() -> axum::body::Body {
 }
 
 /// Every page that is not open to all.
-const GUARDED: [(&str, &str); 19] = [
+const GUARDED: [(&str, &str); 23] = [
     ("GET", "/"),
     ("GET", "/page/main.js"),
     ("GET", "/endpoints"),
@@ -217,6 +245,10 @@ const GUARDED: [(&str, &str); 19] = [
     ("PUT", "/log-level?filter=trace"),
     ("GET", "/kv_blocks?endpoint=127.0.0.1:8000"),
     ("POST", "/explain"),
+    ("POST", "/finish_session?session_id=a"),
+    ("POST", "/reservations"),
+    ("GET", "/reservations"),
+    ("DELETE", "/reservations/open"),
     ("GET", "/api/nodes/scheduling"),
     ("POST", "/api/nodes/scheduling"),
     ("PUT", "/api/nodes/scheduling"),

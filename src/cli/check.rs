@@ -35,6 +35,10 @@ pub(super) struct CheckArgs {
     /// Treat warnings as errors
     #[arg(long)]
     deny_warnings: bool,
+    /// Check the file for a use inside Envoy: warn of keys that have no effect there. All flags of `attache run` and
+    /// their variables have none
+    #[arg(long, conflicts_with = "live")]
+    inside: bool,
     #[command(flatten)]
     live: live::LiveArgs,
 }
@@ -61,8 +65,9 @@ struct FileCheck {
 }
 
 impl FileCheck {
-    fn read(path: &Path, deny_warnings: bool) -> Self {
+    fn read(path: &Path, inside: bool, deny_warnings: bool) -> Self {
         let reading = ReloadSource::of_file_alone(path.to_owned()).read();
+        let reading = if inside { reading.for_inside() } else { reading };
         let refused = reading.diagnostics.iter().any(|d| d.is_error() || deny_warnings);
         debug_assert_eq!(reading.settings.is_none(), reading.diagnostics.iter().any(Diagnostic::is_error));
         Self { path: path.to_owned(), reading, refused }
@@ -89,7 +94,7 @@ impl FileCheck {
 
 pub(super) fn check(args: CheckArgs) -> ExitCode {
     let path = args.which.file.as_deref().or(args.which.named.as_deref());
-    let file = path.map(|path| FileCheck::read(path, args.deny_warnings));
+    let file = path.map(|path| FileCheck::read(path, args.inside, args.deny_warnings));
     if args.live.live {
         return live::check(args.live, args.output, args.deny_warnings, file);
     }

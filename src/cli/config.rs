@@ -32,7 +32,7 @@ enum What {
 
 pub(super) fn config(args: &ConfigArgs) -> ExitCode {
     match args.what {
-        What::Schema => print(format_args!("{:#}", keys::json_schema())),
+        What::Schema => print(format_args!("{:#}", keys::json_schema(&crate::plugins::registry()))),
         What::Defaults => print(keys::defaults().trim_end()),
     }
     ExitCode::SUCCESS

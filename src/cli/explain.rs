@@ -235,6 +235,16 @@ fn list(v: &Value) -> Vec<Value> {
     v.as_array().cloned().unwrap_or_default()
 }
 
+/// The line about the agent of the request.
+fn agent(e: &Value, line: &mut impl FnMut(&str, String)) {
+    let agent = &e["agent"];
+    if let (Some(program), Some(chain)) = (agent["program"].as_str(), agent["chain"].as_str()) {
+        let chain = if chain == program { String::new() } else { format!(", chain {chain}") };
+        let (kind, field) = (text(&agent["kind"]).replace('_', "-"), text(&agent["field"]));
+        line("agent", format!("{kind} of program {program}{chain} ({field})"));
+    }
+}
+
 /// The lines about what was not chosen: the runner-up, and in pools that split requests the pair beside the whole
 /// request, with the costs that decided.
 fn alternatives(choice: &Value, line: &mut impl FnMut(&str, String)) {
@@ -300,6 +310,7 @@ fn show(e: &Value, all_blocks: bool) -> String {
     if e["priority"].as_i64().unwrap_or(0) != 0 {
         line("priority", e["priority"].to_string());
     }
+    agent(e, &mut line);
     if let Some(warning) = e["warning"].as_str() {
         line("warning", warning.to_owned());
     }

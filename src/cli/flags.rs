@@ -1,8 +1,11 @@
-//! The flags of `attache run`: the reference picker's names and defaults, and Attaché's own. Every flag has an
-//! environment variable. A flag outranks it, it outranks the file, the file outranks the default. If a flag is given
-//! twice, the last one counts, as in Go.
+//! The flags of `attache run`: the reference picker's names and defaults, and Attaché's own. Those that stand for one key
+//! of the file are declared with the key, and the others here. Every flag has an environment variable. A flag outranks
+//! it, it outranks the file, the file outranks the default. If a flag is given twice, the last one counts, as in Go.
+
+mod of_keys;
 
 use attache_config::aibrix_env::AibrixEnv;
+use attache_config::flags::switch;
 use attache_config::localai_env::LocalaiEnv;
 use attache_config::own_env::OwnEnv;
 use attache_config::reference_env::ReferenceEnv;
@@ -10,8 +13,8 @@ use attache_config::units::parse_duration;
 use attache_config::{KubernetesFlags, Overrides};
 use attache_pool::Engine;
 use attache_record::{DEFAULT_MAX_BYTES, RecordSettings};
-use clap::{Args, CommandFactory, ValueEnum};
-use std::net::IpAddr;
+use clap::{Args, CommandFactory};
+use of_keys::KeyFlags;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,15 +54,6 @@ Exit codes: 0 ended after SIGTERM or SIGINT, 64 wrong usage, 70 internal error o
 
 /// OpenTelemetry's variable for the sampling ratio.
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
-
-/// Format of logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormatArg {
-    /// Text for people; the default on a terminal.
-    Text,
-    /// One JSON object per line; the default elsewhere.
-    Json,
-}
 
 /// Choose an endpoint for every request of Envoy.
 ///
@@ -126,13 +120,6 @@ pub struct RunArgs {
         help_heading = "Pools and routing"
     )]
     pub metrics_staleness_threshold: Option<Duration>,
-    /// Ignore the gateway's subset hint [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Pools and routing"
-    )]
-    pub disable_endpoint_subset_filter: Option<bool>,
     /// Request header with the destination; may be given several times [default: x-gateway-destination-endpoint]
     #[arg(
         long = "destination-header",
@@ -160,23 +147,6 @@ pub struct RunArgs {
         help_heading = "Pools and routing"
     )]
     pub destination_metadata_namespace: Option<String>,
-    /// Trust the headers of clients that name objective, flow and model [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Pools and routing"
-    )]
-    pub trust_client_headers: Option<bool>,
-
-    /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header
-    /// `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Pools and routing"
-    )]
-    pub conformance_headers: Option<bool>,
-
     /// The InferencePool whose pods are the endpoints
     #[arg(
         long,
@@ -235,161 +205,28 @@ pub struct RunArgs {
     /// Accept any certificate of pods' metrics over https [default: true with that scheme]
     #[arg(
         long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY",
-        num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch,
         help_heading = "Kubernetes"
     )]
     pub model_server_metrics_https_insecure_skip_verify: Option<bool>,
-    /// Only the replica that holds the Lease of the pool reports ready [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Kubernetes"
-    )]
-    pub ha_enable_leader_election: Option<bool>,
-    /// Which replicas write conditions of InferenceModels: true is the one that holds the Lease, false is none
-    /// [default: every replica that has the right]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes"
-    )]
-    pub model_status: Option<bool>,
-
-    /// Address of all listeners [default: 0.0.0.0]
-    #[arg(long, value_name = "IP", env = "ATTACHE_BIND", help_heading = "Listeners")]
-    pub bind: Option<IpAddr>,
-    /// Port of ext-proc; 0 lets the system choose [default: 9002]
-    #[arg(long, value_name = "PORT", env = "ATTACHE_GRPC_PORT", help_heading = "Listeners")]
-    pub grpc_port: Option<u16>,
-    /// Port of gRPC health checks [default: 9003]
-    #[arg(long, value_name = "PORT", env = "ATTACHE_GRPC_HEALTH_PORT", help_heading = "Listeners")]
-    pub grpc_health_port: Option<u16>,
-    /// Port of metrics and admin pages, plain HTTP [default: 9090]
-    #[arg(long, value_name = "PORT", env = "ATTACHE_METRICS_PORT", help_heading = "Listeners")]
-    pub metrics_port: Option<u16>,
-    /// Require a bearer token that the cluster authorizes for metrics and admin
-    /// pages (TokenReview, SubjectAccessReview) [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", help_heading = "Listeners"
-    )]
-    pub metrics_endpoint_auth: Option<bool>,
-    /// Further host names of the admin pages, beside IP addresses and localhost
-    #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
-    pub admin_hosts: Vec<String>,
-    /// Share requests in flight and prompts with the other pickers of this NATS server, `nats://host:port`; may be
-    /// given several times, for the servers of one cluster
-    #[arg(
-        long = "sync-nats-url",
-        value_name = "URL",
-        env = "ATTACHE_SYNC_NATS_URL",
-        hide_env_values = true,
-        value_delimiter = ',',
-        help_heading = "Replicas"
-    )]
-    pub sync_nats_urls: Vec<String>,
-    /// Name of this picker on the status pages of the others [default: the host's name]
-    #[arg(long, value_name = "NAME", env = "ATTACHE_SYNC_NAME", help_heading = "Replicas")]
-    pub sync_name: Option<String>,
-    /// Answer gRPC health checks on the ext-proc port too [default: true]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners"
-    )]
-    pub health_checking: Option<bool>,
+    #[command(flatten)]
+    pub keys: KeyFlags,
     /// TLS on the ext-proc port; the certificate is self-signed without --cert-path [default: true]
     #[arg(
         long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners"
+        default_missing_value = "true", value_parser = switch, help_heading = "Listeners and process"
     )]
     pub secure_serving: Option<bool>,
-    /// Directory with the certificate, `tls.crt` and `tls.key`
-    #[arg(long, value_name = "DIR", env = "ATTACHE_CERT_PATH", help_heading = "Listeners")]
-    pub cert_path: Option<PathBuf>,
-    /// Reload the certificate when its files change [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Listeners"
-    )]
-    pub enable_cert_reload: Option<bool>,
-    /// PEM file with authorities: only clients with their certificates may connect; watched and reloaded
-    #[arg(long, value_name = "FILE", env = "ATTACHE_CLIENT_CA_FILE", help_heading = "Listeners")]
-    pub client_ca_file: Option<PathBuf>,
-    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be
-    /// given several times [default: any]
-    #[arg(
-        long = "client-name",
-        value_name = "NAME",
-        env = "ATTACHE_CLIENT_NAMES",
-        value_delimiter = ',',
-        help_heading = "Listeners"
-    )]
-    pub client_names: Vec<String>,
-
-    /// Threads that serve ext-proc [default: one per core]
-    #[arg(long, value_name = "N", env = "ATTACHE_WORKERS", help_heading = "Process")]
-    pub workers: Option<usize>,
-    /// Seed of random choices [default: from the system]
-    #[arg(long, value_name = "N", env = "ATTACHE_SEED", help_heading = "Process")]
-    pub seed: Option<u64>,
-    /// Time from SIGTERM until new streams are rejected; none after SIGINT (Ctrl-C) [default: 5s]
-    #[arg(
-        long, value_name = "TIME", env = "ATTACHE_DRAIN_MIN_DELAY", value_parser = parse_duration,
-        help_heading = "Process"
-    )]
-    pub drain_min_delay: Option<Duration>,
-    /// Time from SIGTERM until open streams are closed [default: 2m]
-    #[arg(
-        long, value_name = "TIME", env = "ATTACHE_DRAIN_DEADLINE", value_parser = parse_duration,
-        help_heading = "Process"
-    )]
-    pub drain_deadline: Option<Duration>,
-
-    /// Log filter: `info`, `debug`, `attache=debug,info` [default: info]
-    #[arg(long, value_name = "FILTER", env = "ATTACHE_LOG_LEVEL", help_heading = "Logs, traces and recordings")]
-    pub log_level: Option<String>,
     /// Verbosity as the reference picker counts it: up to 2 is info, 3 and 4 debug, 5 trace; --log-level outranks it
     #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "Logs, traces and recordings")]
     pub verbosity: Option<u8>,
-    /// Send the score of each endpoint to the gateway as dynamic metadata [default: false]
-    #[arg(
-        long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1,
-        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
-        help_heading = "Logs, traces and recordings"
-    )]
-    pub emit_endpoint_scores: Option<bool>,
-    /// Format of logs [default: text on a terminal, else json]
-    #[arg(
-        long,
-        value_enum,
-        value_name = "FORMAT",
-        env = "ATTACHE_LOG_FORMAT",
-        help_heading = "Logs, traces and recordings"
-    )]
-    pub log_format: Option<LogFormatArg>,
     /// Send traces, if a collector is configured [default: true]
     #[arg(
         long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", value_parser = parse_switch,
+        default_missing_value = "true", value_parser = switch,
         help_heading = "Logs, traces and recordings"
     )]
     pub tracing: Option<bool>,
-    /// Trace collector, OTLP over HTTP
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
-        hide_env_values = true,
-        help_heading = "Logs, traces and recordings"
-    )]
-    pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests to trace if the caller has not decided [default:
-    /// the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
-    #[arg(long, value_name = "0..1", help_heading = "Logs, traces and recordings")]
-    pub trace_ratio: Option<f64>,
-    /// Decisions kept for the page `/decisions` [default: 256]
-    #[arg(long, value_name = "N", env = "ATTACHE_DECISIONS_KEPT", help_heading = "Logs, traces and recordings")]
-    pub decisions_kept: Option<usize>,
     /// Record requests and decisions to this file, without text, for `attache replay --from-record`; a file that is no
     /// recording is not replaced
     #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "Logs, traces and recordings")]
@@ -443,53 +280,28 @@ impl RunArgs {
     /// The values that outrank the file.
     #[must_use]
     pub fn overrides(&self) -> Overrides {
-        let by_verbosity = self.verbosity.map(|v| match v {
-            0..=2 => "info".to_owned(),
-            3 | 4 => "debug".to_owned(),
-            _ => "trace".to_owned(),
-        });
+        let mut keys = self.keys.0.clone();
+        if let Some(verbosity) = self.verbosity.filter(|_| !keys.has("telemetry.logLevel")) {
+            let level = match verbosity {
+                0..=2 => "info",
+                3 | 4 => "debug",
+                _ => "trace",
+            };
+            keys.set("telemetry.logLevel", [level.to_owned()]);
+        }
         // Charts leave a list unset by an empty value.
         let listed = |names: &[String]| names.iter().filter(|name| !name.is_empty()).cloned().collect::<Vec<_>>();
-        // An empty variable counts as unset, as OpenTelemetry specifies.
-        let otlp_endpoint = self.otlp_endpoint.clone().filter(|url| !url.is_empty());
         Overrides {
-            bind: self.bind,
-            grpc_port: self.grpc_port,
-            grpc_health_port: self.grpc_health_port,
-            metrics_port: self.metrics_port,
-            health_checking: self.health_checking,
-            workers: self.workers,
-            seed: self.seed,
+            keys,
             secure_serving: self.secure_serving,
-            cert_path: self.cert_path.clone(),
-            enable_cert_reload: self.enable_cert_reload,
-            client_ca_file: self.client_ca_file.clone(),
-            client_names: self.client_names.clone(),
-            drain_min_delay: self.drain_min_delay,
-            drain_deadline: self.drain_deadline,
-            log_level: self.log_level.clone().or(by_verbosity),
-            log_json: self.log_format.map(|f| f == LogFormatArg::Json),
-            otlp_endpoint,
             tracing: self.tracing,
-            trace_ratio: self.trace_ratio,
             // clap does not parse it: by OpenTelemetry's rules an invalid value is a warning, and the process starts.
             sampler_arg: std::env::var(SAMPLER_ARG).ok(),
-            decisions_kept: self.decisions_kept,
-            disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
-            trust_client_headers: self.trust_client_headers,
-            conformance_headers: self.conformance_headers,
             destination_headers: listed(&self.destination_headers),
             destination_metadata_keys: listed(&self.destination_metadata_keys),
             destination_metadata_namespace: self.destination_metadata_namespace.clone().filter(|name| !name.is_empty()),
             endpoints: self.endpoints.clone(),
             kubernetes: self.kubernetes(),
-            leader_election: self.ha_enable_leader_election,
-            model_status: self.model_status,
-            metrics_auth: self.metrics_endpoint_auth,
-            sync_nats_urls: listed(&self.sync_nats_urls),
-            sync_name: self.sync_name.clone(),
-            admin_hosts: listed(&self.admin_hosts),
-            explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,
             one_pool: false,
             strategy: self.strategy.clone(),
@@ -514,15 +326,6 @@ pub(super) fn own_variables() -> OwnEnv {
     let command = super::Cli::command();
     let flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
     OwnEnv::of(variables(), flags.filter_map(|flag| Some(flag.get_env()?.to_str()?.to_owned())))
-}
-
-/// Parses a boolean in any spelling that Go's flags accept.
-pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("true and false are allowed".to_owned()),
-    }
 }
 
 fn parse_engine(text: &str) -> Result<Engine, String> {

@@ -7,6 +7,8 @@ mod admin_url;
 mod check;
 mod completions;
 mod config;
+mod envoy_config;
+mod envoy_module;
 mod explain;
 pub mod flags;
 mod man;
@@ -14,7 +16,7 @@ mod output;
 mod quickstart;
 mod reference;
 mod replay;
-mod run;
+pub mod run;
 mod running;
 pub mod sim;
 pub mod source;
@@ -60,6 +62,10 @@ enum Verb {
     Check(Box<check::CheckArgs>),
     /// Print a JSON Schema of the configuration file, or a file with all defaults.
     Config(config::ConfigArgs),
+    /// Print a bootstrap of Envoy for a configuration file, with Attaché inside Envoy.
+    EnvoyConfig(envoy_config::EnvoyConfigArgs),
+    /// Print the path of the library that Envoy loads, or copy it.
+    EnvoyModule(envoy_module::EnvoyModuleArgs),
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
     /// Watch a running picker in the terminal: endpoints, decisions, rejections.
@@ -89,6 +95,8 @@ pub fn main() -> ExitCode {
             }),
             Verb::Check(args) => check::check(*args),
             Verb::Config(args) => config::config(&args),
+            Verb::EnvoyConfig(args) => envoy_config::envoy_config(&args),
+            Verb::EnvoyModule(args) => envoy_module::envoy_module(&args),
             Verb::Explain(args) => explain::run(&args),
             #[cfg(feature = "full")]
             Verb::Top(args) => top::run(&args),

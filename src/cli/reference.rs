@@ -7,7 +7,7 @@
 //! which no shell has parsed). Some flags have another name in Attaché. And some have no effect; these are dropped
 //! with a warning that states why.
 
-use super::flags::parse_switch;
+use attache_config::flags::switch;
 use attache_config::units::parse_duration;
 use std::ffi::OsString;
 
@@ -158,7 +158,7 @@ impl Translated {
                 self.warn(name, BY_ENGINE);
             }
             // Off is the default anyway.
-            Void(_) if value.is_empty() || parse_switch(value) == Ok(false) => {}
+            Void(_) if value.is_empty() || switch(value) == Ok(false) => {}
             Void(why) => self.warn(name, why),
         }
     }

@@ -4,6 +4,7 @@ use super::flags::RunArgs;
 use super::output::{colour, message};
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
+use crate::app::embedded::{self, Embedded};
 use crate::app::{self, Reload};
 use attache_config::settings::PoolSettings;
 use attache_config::{Diagnostic, Settings};
@@ -70,6 +71,23 @@ fn serve(
     app::run(settings, reload, read_pool, record, logs)
 }
 
+/// Starts the picker of `source` inside another process.
+///
+/// # Errors
+/// If its thread can't be created.
+pub fn embed(
+    settings: Settings,
+    source: ReloadSource,
+    logs: LogHandle,
+    host: embedded::Host,
+    loaded: impl FnOnce(Embedded) + Send + 'static,
+) -> std::io::Result<()> {
+    let of_pools = source.clone();
+    let read_pool = Box::new(move |name: &str, text: &str| read_pool(&of_pools, name, text));
+    let reload = source.path.clone().map(|path| Reload { path, load: Box::new(move || reread(&source)) });
+    embedded::start(settings, reload, read_pool, logs, host, loaded)
+}
+
 /// Reads the configuration again; errors are logged and returned, and the last known good one stays.
 fn reread(source: &ReloadSource) -> Result<Settings, String> {
     let reading = source.read();
@@ -97,7 +115,7 @@ fn read_pool(source: &ReloadSource, name: &str, text: &str) -> Option<PoolSettin
 }
 
 /// Logs diagnostics of the configuration `source`. Those about flags and variables have no place in it.
-fn log(diagnostics: &[Diagnostic], source: &str) {
+pub fn log(diagnostics: &[Diagnostic], source: &str) {
     for diagnostic in diagnostics {
         let code = diagnostic.code.as_str();
         let (line, column) = diagnostic.span.map(|s| (s.line, s.column)).unzip();

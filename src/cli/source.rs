@@ -8,7 +8,7 @@ use attache_config::localai_env::LocalaiEnv;
 use attache_config::reference_env::ReferenceEnv;
 use attache_config::settings::{PoolSettings, ServerSettings, TlsSettings, TokenizerSettings};
 use attache_config::{
-    Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
+    Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, inside, load, load_pool,
 };
 use attache_serving::tls;
 use std::io::{IsTerminal, Read};
@@ -36,6 +36,15 @@ pub struct ConfigReading {
 }
 
 impl ConfigReading {
+    /// Adds the diagnostics for a use inside Envoy. There are no settings if one of them is an error.
+    #[must_use]
+    pub fn for_inside(mut self) -> Self {
+        self.diagnostics.extend(inside::check(self.settings.as_ref(), self.text.as_ref()));
+        self.diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |span| (span.line, span.column)));
+        self.settings = self.settings.filter(|_| !self.diagnostics.iter().any(Diagnostic::is_error));
+        self
+    }
+
     /// The diagnostics as text for people.
     #[must_use]
     pub fn render(&self, colour: bool) -> String {

@@ -1,8 +1,10 @@
-//! What comes from the declarations of the keys in [`schema`](crate::schema): the reference page, the JSON Schema for
-//! editors, a file with all defaults, and the keys that need a restart.
+//! What comes from the declarations of the keys in [`schema`](crate::schema) and of the parameters of plugins: the
+//! reference pages, the JSON Schema for editors, a file with all defaults, and the keys that need a restart.
 
-use crate::schema::{API_VERSION, File, KIND, Key, Kind, Range, Section, plain};
+use crate::schema::{API_VERSION, Catalogue, File, KIND, Key, Kind, Range, Section, below, plain};
 use crate::settings::Settings;
+use attache_flow::registry::{self as flow, PolicyDescriptor};
+use attache_scheduling::Registry;
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write as _;
 
@@ -11,12 +13,16 @@ use std::fmt::Write as _;
 pub struct Row {
     /// Its path, such as `pools.scrape.interval`; that of an item of a list or of a mapping has no position or name.
     pub path: String,
+    /// Other spellings of its name.
+    pub aliases: &'static [&'static str],
     /// What its value may be: type, range, unit.
     pub value: String,
     /// Its value if it is absent.
     pub default: String,
     /// What it means.
     pub note: &'static str,
+    /// The flag that outranks it, without dashes.
+    pub flag: Option<&'static str>,
     /// Whether a change takes effect only after a restart.
     pub restart: bool,
 }
@@ -24,16 +30,24 @@ pub struct Row {
 /// Every key, sections before their keys.
 #[must_use]
 pub fn rows() -> Vec<Row> {
+    rows_of(&File::keys())
+}
+
+/// Every key of a section, or every parameter of a plugin.
+#[must_use]
+pub fn rows_of(section: &Section) -> Vec<Row> {
     let mut rows = Vec::new();
-    add_rows(&File::keys(), "", false, &mut rows);
+    add_rows(section, "", false, &mut rows);
     rows
 }
 
 fn add_rows(section: &Section, path: &str, restart: bool, rows: &mut Vec<Row>) {
     for key in &section.keys {
-        let path = if path.is_empty() { key.name.to_owned() } else { format!("{path}.{}", key.name) };
+        let path = below(path.to_owned(), key.name);
         let restart = key.restart.unwrap_or(restart);
-        rows.push(Row { value: value(key), default: default(key), note: key.note, restart, path: path.clone() });
+        let (path_of_row, aliases, note) = (path.clone(), key.aliases, key.note);
+        let flag = key.flag.map(|flag| flag.name);
+        rows.push(Row { path: path_of_row, aliases, value: value(key), default: default(key), note, flag, restart });
         if let Some(section) = inner(&key.kind) {
             add_rows(section, &path, restart, rows);
         }
@@ -44,7 +58,7 @@ fn add_rows(section: &Section, path: &str, restart: bool, rows: &mut Vec<Row>) {
 fn inner(kind: &Kind) -> Option<&Section> {
     match kind {
         // Strategies and policies are everywhere the same, and have a page of their own.
-        Kind::Section(section) if section.keys.iter().any(|key| matches!(key.kind, Kind::Parameters)) => None,
+        Kind::Section(section) if section.keys.iter().any(|key| matches!(key.kind, Kind::Parameters(_))) => None,
         Kind::Section(section) => Some(section),
         Kind::List(items) | Kind::Map(items) => inner(items),
         _ => None,
@@ -69,7 +83,7 @@ fn kind_in_words(kind: &Kind) -> String {
         Kind::Whole(_, max) if *max == u16::MAX.into() => "port".to_owned(),
         Kind::Whole(..) => "whole number".to_owned(),
         Kind::Number => "number".to_owned(),
-        Kind::Text => "text".to_owned(),
+        Kind::Text(_) => "text".to_owned(),
         Kind::Duration => "duration".to_owned(),
         Kind::Size => "size".to_owned(),
         Kind::Address => "IP address".to_owned(),
@@ -78,32 +92,35 @@ fn kind_in_words(kind: &Kind) -> String {
         Kind::Map(values) => format!("{} by name", plural(values)),
         Kind::Either(kinds) => kinds.iter().map(kind_in_words).collect::<Vec<_>>().join(" or "),
         Kind::Section(section) => section.alone.map_or_else(|| "mapping".to_owned(), |_| "text or mapping".to_owned()),
-        Kind::Parameters => "mapping".to_owned(),
+        Kind::Parameters(_) => "mapping".to_owned(),
+        Kind::Any => "any".to_owned(),
     }
 }
 
 fn plural(kind: &Kind) -> String {
     match kind {
-        Kind::Text => "texts".to_owned(),
+        Kind::Text(_) => "texts".to_owned(),
         Kind::Section(Section { alone: Some(_), .. }) => "texts or mappings".to_owned(),
         kind => format!("{}s", kind_in_words(kind)),
     }
 }
 
-fn default(key: &Key) -> String {
+pub(crate) fn default(key: &Key) -> String {
     match &key.default {
-        Some(value) => format!("`{}`", plain(value)),
+        Some(value) if key.absent.is_empty() => format!("`{}`", plain(value)),
         None if key.required => "required".to_owned(),
-        None if key.absent.is_empty() => "–".to_owned(),
-        None => key.absent.to_owned(),
+        _ if key.absent.is_empty() => "–".to_owned(),
+        _ => key.absent.to_owned(),
     }
 }
 
-/// A JSON Schema (draft 2020-12) of the file.
+/// A JSON Schema (draft 2020-12) of the file, with the parameters of the plugins in `registry`.
 #[must_use]
-pub fn json_schema() -> Json {
+pub fn json_schema(registry: &Registry) -> Json {
     let mut schema = section_schema(&File::keys());
     if let Some(schema) = schema.as_object_mut() {
+        let rules = Catalogue::ALL.map(|catalogue| (format!("{catalogue:?}"), parameter_rules(catalogue, registry)));
+        schema.insert("$defs".to_owned(), Map::from_iter(rules).into());
         schema.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
         schema.insert("title".to_owned(), json!(format!("Configuration of Attaché, {API_VERSION}")));
         schema.insert("required".to_owned(), json!(["apiVersion", "kind"]));
@@ -115,16 +132,53 @@ pub fn json_schema() -> Json {
     schema
 }
 
+/// The names of each plugin, and the declaration of its parameters.
+fn plugins(catalogue: Catalogue, registry: &Registry) -> Vec<(Vec<&'static str>, Section)> {
+    fn policies<P: ?Sized>(list: &[&PolicyDescriptor<P>]) -> Vec<(Vec<&'static str>, Section)> {
+        list.iter().map(|d| (names(d.name, d.aliases), (d.parameters)())).collect()
+    }
+    fn names(name: &'static str, aliases: &[&'static str]) -> Vec<&'static str> {
+        aliases.iter().copied().chain([name]).collect()
+    }
+    match catalogue {
+        Catalogue::Strategies => registry.strategies().iter().map(|d| (vec![d.name], (d.parameters)())).collect(),
+        Catalogue::Parts => registry.plugins().iter().map(|d| (names(d.name, d.aliases), (d.parameters)())).collect(),
+        Catalogue::Fairness => policies(flow::FAIRNESS),
+        Catalogue::Orderings => policies(flow::ORDERINGS),
+        Catalogue::Ceilings => policies(flow::CEILINGS),
+        Catalogue::Detectors => policies(flow::DETECTORS),
+        Catalogue::Admitters => policies(flow::ADMITTERS),
+    }
+}
+
+/// What the name of a plugin says about the parameters beside it. Other names, such as sums of strategies, say nothing.
+fn parameter_rules(catalogue: Catalogue, registry: &Registry) -> Json {
+    let rule = |(names, parameters): (Vec<&str>, Section)| {
+        let key = catalogue.key();
+        json!({
+            "if": {"properties": {key: {"enum": names}}, "required": [key]},
+            "then": {"properties": {"parameters": {"anyOf": [section_schema(&parameters), {"type": "null"}]}}},
+        })
+    };
+    json!({"allOf": plugins(catalogue, registry).into_iter().map(rule).collect::<Vec<_>>()})
+}
+
 fn section_schema(section: &Section) -> Json {
-    let properties: Map<String, Json> = section.keys.iter().map(|key| (key.name.to_owned(), key_schema(key))).collect();
+    let names = |key: &Key| key.aliases.iter().copied().chain([key.name]).map(str::to_owned).collect::<Vec<_>>();
+    let schemas = |key| names(key).into_iter().map(move |name| (name, key_schema(key)));
+    let properties: Map<String, Json> = section.keys.iter().flat_map(schemas).collect();
     let required: Vec<&str> = section.keys.iter().filter(|key| key.required).map(|key| key.name).collect();
-    let mapping = json!({
+    let mut mapping = json!({
         "type": "object",
         "description": section.note,
         "properties": properties,
         "required": required,
         "additionalProperties": false,
     });
+    let catalogue = |key: &Key| if let Kind::Parameters(catalogue) = key.kind { Some(catalogue) } else { None };
+    if let (Some(catalogue), Some(mapping)) = (section.keys.iter().find_map(catalogue), mapping.as_object_mut()) {
+        mapping.insert("$ref".to_owned(), json!(format!("#/$defs/{catalogue:?}")));
+    }
     match section.keys.iter().find(|key| section.alone == Some(key.name)) {
         Some(key) => json!({"anyOf": [kind_schema(&key.kind, None), mapping]}),
         None => mapping,
@@ -138,7 +192,8 @@ fn key_schema(key: &Key) -> Json {
     if let Some(schema) = schema.as_object_mut() {
         let absent = if key.absent.is_empty() { String::new() } else { format!(" If absent: {}.", key.absent) };
         schema.insert("description".to_owned(), json!(format!("{}{absent}", key.note)));
-        schema.extend(key.default.clone().map(|value| ("default".to_owned(), value)));
+        let default = key.default.clone().filter(|_| key.absent.is_empty());
+        schema.extend(default.map(|value| ("default".to_owned(), value)));
     }
     schema
 }
@@ -155,7 +210,8 @@ fn kind_schema(kind: &Kind, range: Option<&Range>) -> Json {
             bounded(schema, range)
         }
         Kind::Number => bounded(json!({"type": "number"}), range),
-        Kind::Text | Kind::Address => json!({"type": "string", "minLength": 1}),
+        Kind::Text(least) => json!({"type": "string", "minLength": least}),
+        Kind::Address => json!({"type": "string", "minLength": 1}),
         Kind::Duration => json!({
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*(0|([0-9.]+ *(ns|us|µs|ms|s|m|min|h|d) *)+)\s*$"},
@@ -175,7 +231,8 @@ fn kind_schema(kind: &Kind, range: Option<&Range>) -> Json {
             json!({"anyOf": kinds.iter().map(|kind| kind_schema(kind, range)).collect::<Vec<_>>()})
         }
         Kind::Section(section) => section_schema(section),
-        Kind::Parameters => json!({"type": "object"}),
+        Kind::Parameters(_) => json!({"type": "object"}),
+        Kind::Any => json!(true),
     }
 }
 
@@ -185,8 +242,8 @@ fn bounded(mut schema: Json, range: Option<&Range>) -> Json {
     if let Some((low, excluded)) = range.low.as_ref().filter(|(low, _)| low.is_number()) {
         schema_map.insert(if *excluded { "exclusiveMinimum" } else { "minimum" }.to_owned(), low.clone());
     }
-    if let Some(high) = range.high.as_ref().filter(|high| high.is_number()) {
-        schema_map.insert("maximum".to_owned(), high.clone());
+    if let Some((high, excluded)) = range.high.as_ref().filter(|(high, _)| high.is_number()) {
+        schema_map.insert(if *excluded { "exclusiveMaximum" } else { "maximum" }.to_owned(), high.clone());
     }
     schema
 }
@@ -301,7 +358,7 @@ impl Settings {
 
 fn add_changed(section: &Section, path: &str, restart: bool, (old, new): (&Json, &Json), changed: &mut Vec<String>) {
     for key in &section.keys {
-        let path = if path.is_empty() { key.name.to_owned() } else { format!("{path}.{}", key.name) };
+        let path = below(path.to_owned(), key.name);
         let restart = key.restart.unwrap_or(restart);
         let (old, new) = (&old[key.name], &new[key.name]);
         match inner(&key.kind) {
@@ -317,6 +374,13 @@ fn add_changed(section: &Section, path: &str, restart: bool, (old, new): (&Json,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each plugin's name, and the declaration of its parameters.
+    fn declared_parameters() -> Vec<(&'static str, Section)> {
+        let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
+        let all = Catalogue::ALL.into_iter().flat_map(|catalogue| plugins(catalogue, &registry));
+        all.map(|(names, section)| (names[0], section)).collect()
+    }
 
     #[test]
     fn every_key_has_a_note_a_default_and_a_unit() {
@@ -337,6 +401,10 @@ mod tests {
         }
         check(&File::keys(), "");
         assert!(rows().len() > 200, "{}", rows().len());
+        let declared = declared_parameters();
+        declared.iter().for_each(|(name, section)| check(section, name));
+        let parameters: usize = declared.iter().map(|(_, section)| rows_of(section).len()).sum();
+        assert!(parameters > 150, "{parameters}");
     }
 
     #[test]
@@ -345,7 +413,7 @@ mod tests {
             for key in &section.keys {
                 let path = format!("{path}.{}", key.name);
                 let low = key.range.as_ref().and_then(|range| range.low.as_ref()).and_then(|(low, _)| low.as_f64());
-                let high = key.range.as_ref().and_then(|range| range.high.as_ref()).and_then(Json::as_f64);
+                let high = key.range.as_ref().and_then(|range| range.high.as_ref()).and_then(|(high, _)| high.as_f64());
                 if let Some(default) = key.default.as_ref().and_then(Json::as_f64) {
                     assert!(low.is_none_or(|low| low <= default), "{path}");
                     assert!(high.is_none_or(|high| default <= high), "{path}");
@@ -356,5 +424,6 @@ mod tests {
             }
         }
         check(&File::keys(), "");
+        declared_parameters().iter().for_each(|(name, section)| check(section, name));
     }
 }

@@ -15,6 +15,8 @@ pub mod defaults;
 mod dump;
 mod embedded;
 mod endpoint_picker;
+pub mod flags;
+pub mod inside;
 pub mod keys;
 pub mod localai_env;
 pub mod overrides;
@@ -36,7 +38,7 @@ pub use diagnostic::{Code, Diagnostic};
 pub use overrides::{KubernetesFlags, Overrides};
 pub use own::load_pool;
 pub use settings::Settings;
-pub use validate::recommended_flow;
+pub use validate::{recommended_flow, usual_flow};
 
 /// The sources that settings are loaded from.
 #[derive(Clone, Debug, Default)]
@@ -99,7 +101,10 @@ pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagno
             }
         },
     };
-    let settings = file.map(|file| validate::settings(file, sources, &mut sink));
+    let settings = file.map(|mut file| {
+        sources.overrides.keys.outrank(&mut file, &mut sink);
+        validate::settings(file, sources, &mut sink)
+    });
     let mut diagnostics = sink.diagnostics;
     let is_valid = !diagnostics.iter().any(Diagnostic::is_error);
     diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |s| (s.line, s.column)));

@@ -1,66 +1,25 @@
 //! Values from flags and environment, before they are merged with the file.
 
 use super::aibrix_env::AibrixEnv;
+use super::flags::KeyValues;
 use super::localai_env::LocalaiEnv;
 use super::own_env::OwnEnv;
 use super::reference_env::ReferenceEnv;
 use attache_pool::Engine;
-use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Values that outrank the file, except for those of AIBrix and LocalAI. `None` means that neither a flag nor
 /// the environment sets the value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
-    /// `--bind`
-    pub bind: Option<IpAddr>,
-    /// `--grpc-port`
-    pub grpc_port: Option<u16>,
-    /// `--grpc-health-port`
-    pub grpc_health_port: Option<u16>,
-    /// `--metrics-port`
-    pub metrics_port: Option<u16>,
-    /// `--health-checking`
-    pub health_checking: Option<bool>,
-    /// `--workers`
-    pub workers: Option<usize>,
-    /// `--seed`
-    pub seed: Option<u64>,
+    /// Flags that stand for one key of the file each.
+    pub keys: KeyValues,
     /// `--secure-serving`
     pub secure_serving: Option<bool>,
-    /// `--cert-path`
-    pub cert_path: Option<PathBuf>,
-    /// `--enable-cert-reload`
-    pub enable_cert_reload: Option<bool>,
-    /// `--client-ca-file`
-    pub client_ca_file: Option<PathBuf>,
-    /// `--client-name`
-    pub client_names: Vec<String>,
-    /// `--drain-min-delay`
-    pub drain_min_delay: Option<Duration>,
-    /// `--drain-deadline`
-    pub drain_deadline: Option<Duration>,
-    /// `--log-level`, or the level that `-v` stands for.
-    pub log_level: Option<String>,
-    /// `--log-format`: true for JSON.
-    pub log_json: Option<bool>,
-    /// `--otlp-endpoint`
-    pub otlp_endpoint: Option<String>,
     /// `--tracing`
     pub tracing: Option<bool>,
-    /// `--trace-ratio`
-    pub trace_ratio: Option<f64>,
     /// The variable `OTEL_TRACES_SAMPLER_ARG`, which a flag outranks.
     pub sampler_arg: Option<String>,
-    /// `--decisions-kept`
-    pub decisions_kept: Option<usize>,
-    /// `--disable-endpoint-subset-filter`
-    pub disable_endpoint_subset_filter: Option<bool>,
-    /// `--trust-client-headers`
-    pub trust_client_headers: Option<bool>,
-    /// `--conformance-headers`
-    pub conformance_headers: Option<bool>,
     /// `--destination-header`
     pub destination_headers: Vec<String>,
     /// `--destination-metadata-key`
@@ -71,20 +30,6 @@ pub struct Overrides {
     pub endpoints: Vec<String>,
     /// Flags about pods.
     pub kubernetes: KubernetesFlags,
-    /// `--ha-enable-leader-election`
-    pub leader_election: Option<bool>,
-    /// `--model-status`
-    pub model_status: Option<bool>,
-    /// `--metrics-endpoint-auth`
-    pub metrics_auth: Option<bool>,
-    /// `--sync-nats-url`
-    pub sync_nats_urls: Vec<String>,
-    /// `--sync-name`
-    pub sync_name: Option<String>,
-    /// `--admin-hosts`
-    pub admin_hosts: Vec<String>,
-    /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
-    pub explain_metadata: Option<bool>,
     /// Whether only the file is checked (`attache check`): endpoints may then be missing, since flags can name them.
     pub endpoints_follow: bool,
     /// Whether the file is a pool's own, in which limits over all pools have no meaning.

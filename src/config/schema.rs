@@ -26,9 +26,8 @@ mod sync;
 mod words;
 
 pub use caches::{Decider, Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
-use declare::Setting;
-pub use declare::{Key, Kind, Opt, Range, Section, plain};
-pub(crate) use declare::{Show, check, get, word_of};
+pub use declare::{Catalogue, Flag, Key, Kind, Opt, Range, Section, plain};
+pub(crate) use declare::{Setting, below, check, get, word_of};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use exchange::{Exchange, Explain, ReportUsage, Tenant};
 pub use flow::{Band, FlowControl};
@@ -39,7 +38,6 @@ pub use pool::{
     Target,
 };
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
-pub(crate) use server::{DECISIONS_KEPT, TRACE_RATIO, WORKERS};
 pub use server::{Drain, Labels, Names, Server, Telemetry, Tls};
 pub use strategy::{Parameters, Strategy};
 pub use sync::{Nats, NatsTls, Sync};

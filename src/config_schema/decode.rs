@@ -5,7 +5,9 @@
 
 use super::diagnostic::{At, Code, Diagnostic, Span, closest};
 use super::document::{Node, Value};
+use attache_types::declare::Show;
 use attache_types::units::{parse_bytes, parse_duration};
+use serde_json::{Value as Json, json};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -249,6 +251,18 @@ impl Read for Duration {
 /// A size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub struct Bytes(pub u64);
+
+impl Show for Bytes {
+    fn show(&self) -> Json {
+        let bytes = self.0;
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift) {
+            // Sizes in TiB are only bounds: the file knows no such unit.
+            Some((shift, unit)) => json!(format!("{}{unit}", bytes >> shift)),
+            None => json!(bytes),
+        }
+    }
+}
 
 impl Read for Bytes {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {

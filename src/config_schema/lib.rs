@@ -7,6 +7,8 @@
 //!
 //! Read first: `document.rs`, `decode.rs`, `diagnostic.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod decode;
 pub mod diagnostic;
 pub mod document;

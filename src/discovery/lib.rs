@@ -12,6 +12,8 @@
 //!
 //! Read first: `publish.rs`, `static_source.rs`, `kube/mod.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 pub mod dns;
 pub mod file;
 pub mod kube;

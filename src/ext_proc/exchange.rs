@@ -23,7 +23,7 @@ use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::Body;
 use attache_picker::decide::{self, Plan, PrefillTime, RequestView, Seen, Step};
-use attache_picker::event::{DecisionRecord, DecisionTrace, End, Limit, NameObserver, REJECTED, StreamOutcome};
+use attache_picker::event::{DecisionTrace, End, Limit, NameObserver, StreamOutcome};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
@@ -32,7 +32,7 @@ use attache_protocol::{Api, BodyFormat};
 use attache_scheduling::Subset;
 use attache_telemetry::trace::RequestSpan;
 use attache_types::clock::Timestamp;
-use attache_types::error::{Fault, Reason, RequestError};
+use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
@@ -49,10 +49,12 @@ use token_wait::{DecisionPoint, TokenWait};
 mod answering;
 mod destination;
 mod disconnect;
+mod ending;
 mod form;
 mod gateway_call;
 mod listing;
 mod queueing;
+mod refusing;
 mod request_headers;
 mod spans;
 mod splitting;
@@ -159,6 +161,8 @@ pub struct Exchange {
     rng: PickRng,
     split: Splitting,
     queueing: QueueState,
+    /// The gateway has a load balancer of its own for requests without a decision.
+    falls_back: bool,
 }
 
 impl Exchange {
@@ -191,8 +195,51 @@ impl Exchange {
             rng: picker.next_rng(),
             split: Splitting::default(),
             queueing: QueueState::default(),
+            falls_back: false,
             processor,
         }
+    }
+
+    /// The same exchange, with these body modes instead of those in Envoy's first message.
+    #[must_use]
+    pub fn in_modes(mut self, modes: Modes) -> Self {
+        self.modes = Some(modes);
+        self
+    }
+
+    /// The same exchange. If `falls_back`, a request that can't be decided is passed on without a destination, and is
+    /// not rejected.
+    #[must_use]
+    pub fn falling_back(mut self, falls_back: bool) -> Self {
+        self.falls_back = falls_back;
+        self
+    }
+
+    /// Whether the request is held until a decision.
+    #[must_use]
+    pub fn holds_request(&self) -> bool {
+        match self.request {
+            RequestSide::Opened | RequestSide::Collecting | RequestSide::Queued | RequestSide::Prefilling => true,
+            RequestSide::Flowing | RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => false,
+        }
+    }
+
+    /// Whether the decision was made on a part of a form, and the rest may contradict it.
+    #[must_use]
+    pub fn reads_rest(&self) -> bool {
+        self.request == RequestSide::Flowing && self.form.is_some()
+    }
+
+    /// Whether the exchange accepts no event but [`Event::Warmed`].
+    #[must_use]
+    pub fn is_deferred(&self) -> bool {
+        self.waits.is_waiting()
+    }
+
+    /// Whether results of the queue or of calls may arrive that the caller has not asked for yet.
+    #[must_use]
+    pub fn expects_results(&self) -> bool {
+        self.queueing.expects_results() || self.split.has_calls()
     }
 
     /// When [`Event::Deadline`] is due; `None` if only Envoy's own timeouts apply.
@@ -366,11 +413,15 @@ impl Exchange {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
                 self.form = None;
+                let host_holds_body = self.modes().request == BodyMode::Inside;
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
                 self.begin_in_flight(*plan, now);
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
                 // The part of the body that arrived while the request was queued.
-                reply::stream_body(self.body.take(), false, out);
+                let body = self.body.take();
+                if !host_holds_body {
+                    reply::stream_body(body, false, out);
+                }
             }
         }
     }
@@ -411,7 +462,7 @@ impl Exchange {
         let (response, dynamic_metadata) = self.destination(&plan);
         let new_body = plan.new_body.take();
         let mode = self.modes().request;
-        if mode == BodyMode::Buffered {
+        if matches!(mode, BodyMode::Buffered | BodyMode::Inside) {
             out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
         } else {
             let head = ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) };
@@ -427,12 +478,12 @@ impl Exchange {
 
     /// Makes one decision attempt with this part of the body.
     fn decide(&mut self, body: Seen<'_>, point: DecisionPoint, now: Timestamp) -> Result<Step, RequestError> {
-        // In the other modes, Envoy's `message_timeout` limits the time to reply.
-        let may_wait = self.modes().request == BodyMode::FullDuplex;
+        let may_wait = self.modes().request.may_wait();
         let is_whole = matches!(point, DecisionPoint::Body(BodyEnd::Whole | BodyEnd::WholeAndWarm));
         let times = self.span.as_ref().and_then(RequestSpan::times);
         let view = RequestView {
             head: &self.head,
+            pool: None,
             called: self.call.authority(),
             api: self.api,
             response_id: self.response_id.as_deref(),
@@ -465,64 +516,6 @@ impl Exchange {
             self.trace_decision(times, &step, now);
         }
         step
-    }
-
-    /// Rejects a request that has been decided. Envoy resets it at the server, and sends the error unless the response
-    /// has begun. The decision log gets one record, that of the routed request.
-    fn refuse_in_flight(&mut self, end: End, error: &RequestError, now: Timestamp, out: &mut Actions) {
-        let Some(in_flight) = self.in_flight.take() else { return self.refuse(error, now, out) };
-        in_flight.refused(end, error.reason.status(), now, &self.processor.picker);
-        self.send_refusal(error, now, out);
-    }
-
-    fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
-        self.log_refusal(error, now);
-        self.send_refusal(error, now, out);
-    }
-
-    fn send_refusal(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
-        self.request = RequestSide::Refused;
-        self.body = Body::new(&self.processor.picker.buffered);
-        self.abandon_split(now);
-        // Frees queue capacity now, and not when Envoy closes this stream.
-        self.queueing = QueueState::default();
-        self.allowance = Allowance::default();
-        self.settle(match error.reason.fault() {
-            Fault::Client | Fault::Tenant => StreamOutcome::Rejected,
-            Fault::Upstream | Fault::Overload => StreamOutcome::Shed,
-            Fault::Internal => StreamOutcome::FailedInternal,
-        });
-        self.processor.metrics.rejection(error.pool.as_deref(), error.reason);
-        let (reason, path) = (error.reason.code(), self.head.path());
-        tracing::debug!(reason, error = %error.message, path, "request rejected");
-        out.push_back(reply::refuse(error, self.api.dialect()));
-    }
-
-    /// Adds the rejection to the decision log, and ends the trace.
-    fn log_refusal(&mut self, error: &RequestError, now: Timestamp) {
-        let record = |exchange: &Self| DecisionRecord {
-            pool: error.pool.clone().unwrap_or_default(),
-            reason: error.reason.code(),
-            status: error.reason.status(),
-            end: REJECTED,
-            ..exchange.unrouted(now)
-        };
-        self.end_trace(now, record);
-        let observer = &self.processor.picker.observer;
-        if observer.keeps_decisions() {
-            observer.log(record(self));
-        }
-    }
-
-    /// The record of a request that no endpoint gets.
-    fn unrouted(&self, now: Timestamp) -> DecisionRecord {
-        DecisionRecord {
-            ended: now,
-            request_id: self.head.request_id(),
-            api: self.api.name(),
-            duration_ms: now.since(self.opened).as_secs_f64() * 1e3,
-            ..DecisionRecord::default()
-        }
     }
 
     fn on_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {

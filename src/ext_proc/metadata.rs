@@ -13,9 +13,12 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
-const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
-const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
+/// Namespace of the subset hint.
+pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+/// Key of the subset hint.
+pub const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
+/// Name under which Envoy sends its attributes.
+pub const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
 /// Attribute with the id of the client's connection. Envoy sends it with `request_attributes: [connection.id]`.
 const CONNECTION_ID: &str = "connection.id";
 

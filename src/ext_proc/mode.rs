@@ -14,6 +14,16 @@ pub enum BodyMode {
     Buffered,
     /// `FULL_DUPLEX_STREAMED` and `GRPC`: Envoy hands the chunks over. The replies are the body.
     FullDuplex,
+    /// No mode of ext-proc: a filter inside Envoy holds the body and copies the chunks. Replies have changes only.
+    Inside,
+}
+
+impl BodyMode {
+    /// Whether a reply to the request may take any time. In the other modes, Envoy's `message_timeout` limits it.
+    #[must_use]
+    pub fn may_wait(self) -> bool {
+        matches!(self, BodyMode::FullDuplex | BodyMode::Inside)
+    }
 }
 
 /// The body modes of one stream.
@@ -39,6 +49,14 @@ impl Modes {
         body_at_once: false,
     };
 
+    /// The modes of a filter inside Envoy.
+    pub const INSIDE: Modes = Modes {
+        request: BodyMode::Inside,
+        response: BodyMode::Inside,
+        body_without_waiting: false,
+        body_at_once: false,
+    };
+
     /// Reads the modes of a stream.
     #[must_use]
     pub fn of(config: &ProtocolConfiguration) -> Self {
@@ -56,7 +74,7 @@ impl Modes {
         match self.request {
             BodyMode::None => true,
             BodyMode::Streamed => !self.body_without_waiting,
-            BodyMode::Buffered | BodyMode::FullDuplex => false,
+            BodyMode::Buffered | BodyMode::FullDuplex | BodyMode::Inside => false,
         }
     }
 }

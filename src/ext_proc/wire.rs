@@ -13,14 +13,14 @@ use attache_serving::connections::{Client, OpenStream};
 use bytes::{Buf, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_core::Stream;
-use http_body::Body;
+use http::HeaderMap;
+use http_body::{Body, Frame};
 use prost::Message;
 use prost::encoding::{DecodeContext, decode_key, skip_field};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tonic::Status;
-use tonic::codec::{BufferSettings, EncodeBody, EncodeBuf, Encoder, SingleMessageCompressionOverride};
 use tonic::codegen::{Service as HttpService, StdError};
 use tonic::server::NamedService;
 
@@ -38,9 +38,7 @@ const RESERVED_TIMES_RECEIVED: usize = 4;
 const BODY_FIELDS: [u32; 2] = [4, 5];
 /// 5: length of the prefix of each message, which has a compression flag and the message's length.
 const PREFIX_BYTES: usize = 5;
-/// 512 bytes: buffer for a reply. The reply to headers fits; the buffer grows for longer ones.
-const BUFFER_BYTES: usize = 512;
-/// 32 KiB, tonic's default: replies are sent once so many bytes are encoded.
+/// 32 KiB, as in tonic: replies are sent once so many bytes are encoded.
 const YIELD_BYTES: usize = 32 << 10;
 
 /// The service in the form that tonic's server needs.
@@ -93,9 +91,7 @@ where
 
 /// The response whose body has the replies of `pump`.
 pub(super) fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
-    let compression = SingleMessageCompressionOverride::default();
-    let body = EncodeBody::new_server(Prost, pump, None, compression, Some(usize::MAX));
-    let mut response = http::Response::new(tonic::body::Body::new(body));
+    let mut response = http::Response::new(tonic::body::Body::new(Replies { pump, state: Sending::Replies }));
     let content_type = http::HeaderValue::from_static("application/grpc");
     response.headers_mut().insert(http::header::CONTENT_TYPE, content_type);
     response
@@ -123,7 +119,9 @@ pub(super) enum End {
 #[derive(Debug)]
 pub struct Inbound {
     body: tonic::body::Body,
-    /// Received bytes of incomplete messages.
+    /// The unread rest of the last DATA frame. Most messages are whole in one, and are decoded from it without a copy.
+    frame: Bytes,
+    /// Received bytes before those in `frame`, which begin with an incomplete message.
     buffer: BytesMut,
     /// Accounts the memory of `buffer` while the rest of a message is awaited.
     held: Held,
@@ -141,7 +139,8 @@ impl Inbound {
     /// `held`.
     pub(super) fn new(first: First, max_message: usize, held: Held) -> Self {
         let First { body, data, end, stream } = first;
-        let mut inbound = Self { body, buffer: BytesMut::new(), held, max_message, discard: 0, end, _stream: stream };
+        let (frame, buffer) = (Bytes::new(), BytesMut::new());
+        let mut inbound = Self { body, frame, buffer, held, max_message, discard: 0, end, _stream: stream };
         inbound.take(data);
         inbound
     }
@@ -160,6 +159,7 @@ impl Inbound {
 
     /// Discards the incomplete message and the rest of it.
     pub(super) fn abandon(&mut self) {
+        self.keep();
         if let Some(length) = length_of(&self.buffer) {
             self.discard = (PREFIX_BYTES + length).saturating_sub(self.buffer.len());
             self.buffer = BytesMut::new();
@@ -174,7 +174,10 @@ impl Inbound {
         self.account();
     }
 
+    /// Accounts the buffer, which gets the rest of the last frame: a frame keeps the memory of others that were read with
+    /// it.
     fn account(&mut self) {
+        self.keep();
         let memory = if self.buffer.is_empty() { 0 } else { self.buffer.capacity() as u64 };
         if memory != self.held.bytes() {
             self.held.resize(memory);
@@ -183,48 +186,88 @@ impl Inbound {
 
     /// The next message, if it is complete.
     fn message(&mut self) -> Option<Result<Incoming, Status>> {
-        let length = length_of(&self.buffer)?;
-        let compressed = self.buffer.first().copied().unwrap_or_default();
+        self.complete();
+        let unread = self.unread();
+        let length = length_of(unread)?;
+        let compressed = unread.first().copied().unwrap_or_default();
         if compressed != 0 {
             return Some(Err(Status::invalid_argument(format!(
                 "a message has the compression flag {compressed}, 0 is allowed"
             ))));
         }
         if length > self.max_message {
+            self.keep();
             let here = (PREFIX_BYTES + length).min(self.buffer.len());
-            self.buffer.advance(here);
+            drop(self.cut(here));
             self.discard = PREFIX_BYTES + length - here;
-            self.release_memory(length);
             return Some(Ok(Incoming::TooLarge(length as u64)));
         }
-        if self.buffer.len() < PREFIX_BYTES + length {
-            return None;
-        }
-        self.buffer.advance(PREFIX_BYTES);
-        let bytes = self.buffer.split_to(length);
+        let bytes = unread.get(PREFIX_BYTES..PREFIX_BYTES + length)?;
         let may_be_too_large = length as u64 > MAX_BYTES_BESIDE_BODIES;
-        let beside = if may_be_too_large { bytes_beside_bodies(&bytes) } else { 0 };
+        let beside = if may_be_too_large { bytes_beside_bodies(bytes) } else { 0 };
+        let mut bytes = self.cut(PREFIX_BYTES + length);
+        bytes.advance(PREFIX_BYTES);
         let message = if beside > MAX_BYTES_BESIDE_BODIES {
             Ok(Incoming::TooLarge(beside))
         } else {
+            // From a slice, prost copies bodies twice.
             let message = ProcessingRequest::decode(bytes);
             message.map(|message| Incoming::Message(Box::new(message)))
         };
-        self.release_memory(length);
         if self.held.bytes() > 0 {
             self.account();
         }
         Some(message.map_err(|error| Status::invalid_argument(error.to_string())))
     }
 
-    /// Frees the memory of a message of this length after it was taken out of the buffer. The rest of the buffer would
-    /// keep it allocated.
-    fn release_memory(&mut self, length: usize) {
-        if self.buffer.is_empty() {
-            self.buffer = BytesMut::new();
-        } else if length > LARGE_MESSAGE_BYTES {
-            self.buffer = BytesMut::from(&self.buffer[..]);
+    /// The bytes from the start of the next message.
+    fn unread(&self) -> &[u8] {
+        if self.buffer.is_empty() { &self.frame } else { &self.buffer }
+    }
+
+    /// Moves to the buffer what the message in it lacks, as far as the last frame has it.
+    fn complete(&mut self) {
+        while !self.buffer.is_empty() && !self.frame.is_empty() {
+            let whole =
+                length_of(&self.buffer).map_or(PREFIX_BYTES, |length| PREFIX_BYTES + length.min(self.max_message));
+            let lacks = whole.saturating_sub(self.buffer.len()).min(self.frame.len());
+            if lacks == 0 {
+                return;
+            }
+            let piece = self.frame.split_to(lacks);
+            self.append(&piece);
         }
+    }
+
+    /// Takes so many bytes of the unread ones, which are there. The others keep no memory of a large message before them.
+    fn cut(&mut self, bytes: usize) -> Bytes {
+        let of_frame = self.buffer.is_empty();
+        let whole = if of_frame { self.frame.len() } else { self.buffer.len() };
+        let cut = match (of_frame, bytes == whole) {
+            (true, true) => return std::mem::take(&mut self.frame),
+            (false, true) => return std::mem::take(&mut self.buffer).freeze(),
+            (true, false) => self.frame.split_to(bytes),
+            (false, false) => self.buffer.split_to(bytes).freeze(),
+        };
+        if bytes > LARGE_MESSAGE_BYTES {
+            let rest = self.unread().into();
+            (self.frame, self.buffer) = if of_frame { (Bytes::new(), rest) } else { (self.frame.clone(), rest) };
+        }
+        cut
+    }
+
+    /// Moves the rest of the last frame to the buffer.
+    fn keep(&mut self) {
+        if !self.frame.is_empty() {
+            let frame = std::mem::take(&mut self.frame);
+            self.append(&frame);
+        }
+    }
+
+    /// Appends `data` to the buffer.
+    fn append(&mut self, data: &[u8]) {
+        self.reserve_for(data);
+        self.buffer.extend_from_slice(data);
     }
 
     /// Reserves memory for `data`, and for the rest of its message once enough of it has arrived.
@@ -239,13 +282,15 @@ impl Inbound {
         self.buffer.reserve(wanted - self.buffer.len());
     }
 
-    /// Buffers received bytes, except those of a discarded message.
+    /// Takes over received bytes, except those of a discarded message.
     fn take(&mut self, mut data: Bytes) {
         let unwanted = data.len().min(self.discard);
         self.discard -= unwanted;
         data.advance(unwanted);
-        self.reserve_for(&data);
-        self.buffer.extend_from_slice(&data);
+        if !data.is_empty() {
+            self.keep();
+            self.frame = data;
+        }
     }
 
     /// Reads one frame.
@@ -273,9 +318,9 @@ impl Stream for Inbound {
                 return Poll::Ready(Some(message));
             }
             match this.end {
-                Some(End::HalfClosed) if this.discard > 0 || !this.buffer.is_empty() => {
+                Some(End::HalfClosed) if this.discard > 0 || !this.unread().is_empty() => {
                     this.discard = 0;
-                    this.buffer = BytesMut::new();
+                    (this.frame, this.buffer) = (Bytes::new(), BytesMut::new());
                     return Poll::Ready(Some(Err(Status::invalid_argument("the stream ended within a message"))));
                 }
                 Some(_) => return Poll::Ready(None),
@@ -310,20 +355,72 @@ fn bytes_beside_bodies(mut message: &[u8]) -> u64 {
     beside
 }
 
-/// Encodes replies.
-#[derive(Clone, Copy, Debug)]
-struct Prost;
+/// The body of the response: a frame has all replies that are ready, and the trailers have the status.
+#[derive(Debug)]
+struct Replies {
+    pump: Pump,
+    state: Sending,
+}
 
-impl Encoder for Prost {
-    type Item = ProcessingResponse;
+/// What the response continues with.
+#[derive(Debug)]
+enum Sending {
+    Replies,
+    Trailers(Status),
+    Nothing,
+}
+
+impl Replies {
+    /// Appends the replies that are ready to `frame`. Ready once no more follow, or enough are there.
+    fn poll_replies(&mut self, frame: &mut Vec<u8>, cx: &mut Context<'_>) -> Poll<()> {
+        while matches!(self.state, Sending::Replies) && frame.len() < YIELD_BYTES {
+            let appended = match ready!(Pin::new(&mut self.pump).poll_next(cx)) {
+                Some(reply) => reply.and_then(|reply| append(frame, &reply)),
+                None => Err(Status::ok("")),
+            };
+            if let Err(status) = appended {
+                self.state = Sending::Trailers(status);
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+/// Appends a reply with its prefix. If it can't be sent, the frame is as before.
+fn append(frame: &mut Vec<u8>, reply: &ProcessingResponse) -> Result<(), Status> {
+    let bytes = reply.encoded_len();
+    let length = u32::try_from(bytes).map_err(|_| Status::resource_exhausted("a reply of more than 4 GiB"))?;
+    frame.reserve(PREFIX_BYTES + bytes);
+    frame.push(0);
+    frame.extend_from_slice(&length.to_be_bytes());
+    // A vector has room for everything, so that the encoder's own check is not needed.
+    reply.encode_raw(frame);
+    Ok(())
+}
+
+impl Body for Replies {
+    type Data = Bytes;
     type Error = Status;
 
-    fn encode(&mut self, item: ProcessingResponse, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        item.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let mut frame = Vec::new();
+        let polled = this.poll_replies(&mut frame, cx);
+        if !frame.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(frame.into()))));
+        }
+        ready!(polled);
+        Poll::Ready(match std::mem::replace(&mut this.state, Sending::Nothing) {
+            Sending::Trailers(status) => {
+                let mut trailers = HeaderMap::new();
+                Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers)))
+            }
+            _ => None,
+        })
     }
 
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(BUFFER_BYTES, YIELD_BYTES)
+    fn is_end_stream(&self) -> bool {
+        matches!(self.state, Sending::Nothing)
     }
 }
 
@@ -385,7 +482,7 @@ mod tests {
             }
         }
         assert_eq!(inbound.unfinished(), buffered.bytes());
-        (got, inbound.buffer.capacity())
+        (got, inbound.frame.len() + inbound.buffer.capacity())
     }
 
     fn whole(bytes: usize) -> Result<Incoming, tonic::Code> {

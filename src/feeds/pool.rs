@@ -305,6 +305,7 @@ impl PoolFeeds {
                 residents: cache.residents().clone(),
                 keys: cache.space(),
                 block_size: cache.block_size().clone(),
+                recomputed: cache.recomputed_blocks().clone(),
                 tape: self.tape.of_kv_events(cache_number),
             };
             let subscription = subscription(events, socket.as_ref(), &self.kv_connections);

@@ -97,17 +97,18 @@ impl PoolFlow {
         Some(if serves(pool) { ttl } else { self.settings.empty_ttl })
     }
 
-    /// Measures the saturation of the pool.
+    /// Measures the saturation of the pool for its queue. A pool without a queue is never saturated.
     #[must_use]
     pub fn gauge(&self, view: &View<'_>) -> Gauge {
-        self.detector.gauge(view)
+        self.queueing.as_ref().map_or(Gauge::FREE, |queueing| queueing.gauge(view))
     }
 
     /// Whether a request of this priority is refused because it is sheddable and the pool is saturated for requests
     /// that are served in this `way`. Measures the pool for sheddable requests only.
     #[must_use]
     pub fn sheds(&self, priority: i32, way: Way, view: &View<'_>) -> bool {
-        priority < 0 && self.gauge(view).saturation(Load::default(), Need { way, ..Need::default() }) >= 1.0
+        let Some(detector) = self.shedding.as_ref().filter(|_| priority < 0) else { return false };
+        detector.gauge(view).saturation(Load::default(), Need { way, ..Need::default() }) >= 1.0
     }
 
     /// Whether the admitters let a request into the pool or its queues.

@@ -177,6 +177,13 @@ impl Band {
         }
     }
 
+    /// The program of this name has ended: if its flow is known, it begins anew.
+    pub(super) fn end_program(&mut self, name: &str) {
+        if let Some(flow) = self.names.get(&*short(name)).filter(|_| self.fairness.orders_programs()) {
+            self.fairness.restart(*flow);
+        }
+    }
+
     /// Updates the indexes of a flow after a change: queue length, idle since.
     fn update_indexes(&mut self, flow: u32, length_before: usize, now: Timestamp) {
         let Some(entry) = self.flows.get_mut(flow) else { return };

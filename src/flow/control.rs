@@ -351,6 +351,11 @@ impl<T> FlowControl<T> {
         }
     }
 
+    /// The program of this name has ended. Where the order is made for programs, its flow begins anew.
+    pub fn end_program(&mut self, name: &str) {
+        self.bands.iter_mut().for_each(|band| band.end_program(name));
+    }
+
     /// The request in flight to preempt for a queued one, and the refusal for its client. It counts
     /// as in flight until [`FlowControl::ended`].
     pub fn evict_running(&mut self, gauge: &Gauge, now: Timestamp) -> Option<(Seat, Refusal)> {

@@ -44,7 +44,7 @@ pub use control::FlowControl;
 pub use item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, SharedFlow, Verdict, Way};
 pub use running::{EvictRunning, Seat};
 pub use saturation::Gauge;
-pub use settings::{BandSettings, Overflow, PoolFlow, Settings};
+pub use settings::{BandSettings, Overflow, PoolFlow, Queueing, Settings};
 
 #[cfg(test)]
 mod tests;

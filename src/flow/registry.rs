@@ -7,6 +7,7 @@ use super::ordering::{self, Ordering};
 use super::saturation::{self, Detector};
 use attache_scheduling::facts::concurrency;
 use attache_scheduling::plugin::{Inert, ParamError};
+use attache_types::declare::Section;
 use serde_json::Value;
 
 /// Name and constructor of a policy: one `pub const PLUGIN` in its file, one line here.
@@ -20,6 +21,8 @@ pub struct PolicyDescriptor<P: ?Sized> {
     pub summary: &'static str,
     /// Project or paper that the policy comes from.
     pub source: &'static str,
+    /// The declaration of its parameters.
+    pub parameters: fn() -> Section,
     /// Builds the policy from its parameters (`null` for none); fails if they are invalid.
     pub build: fn(&Value) -> Result<Box<P>, ParamError>,
 }

@@ -2,12 +2,13 @@
 
 use super::admitter::Admitter;
 use super::capacity::SharedCapacity;
-use super::ceiling::Ceiling;
+use super::ceiling::{Ceiling, fixed};
 use super::fairness::{Fairness, global_strict};
 use super::ordering::{Ordering, fcfs};
 use super::registry::PolicyDescriptor;
 use super::running::EvictRunning;
-use super::saturation::Detector;
+use super::saturation::recompute::Recompute;
+use super::saturation::{Detector, Gauge, View};
 use attache_scheduling::plugin::ParamError;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -68,9 +69,6 @@ impl Default for BandSettings {
 /// Settings of a pool's flow control.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whether requests are queued while the pool is saturated. Otherwise sheddable ones are
-    /// refused and all others proceed.
-    pub queue: bool,
     /// Bands with settings of their own, by priority.
     pub bands: BTreeMap<i32, BandSettings>,
     /// Settings of the other bands with a priority below 0; `None` selects `default_band`.
@@ -104,7 +102,6 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            queue: true,
             bands: BTreeMap::new(),
             sheddable_band: None,
             default_band: BandSettings::default(),
@@ -144,28 +141,84 @@ impl Settings {
     }
 }
 
+/// Which requests a pool queues.
+#[derive(Clone, Debug)]
+pub enum Queueing {
+    /// All, while the detector finds the pool saturated.
+    Saturated(Arc<dyn Detector>),
+    /// Long prompts, while servers compute evicted conversations again: see [`recompute`](super::saturation::recompute).
+    /// No request is rejected for that, so one that the queue can't hold proceeds.
+    LongPrompts(Recompute),
+}
+
+impl Queueing {
+    /// Measures the saturation of the pool.
+    #[must_use]
+    pub fn gauge(&self, view: &View<'_>) -> Gauge {
+        match self {
+            Self::Saturated(detector) => detector.gauge(view),
+            Self::LongPrompts(recompute) => Gauge { delay: recompute.delay(view), ..Gauge::FREE },
+        }
+    }
+
+    /// When the pool may become less full without any event; `None` if only events change it.
+    #[must_use]
+    pub fn changes_in(&self, view: &View<'_>) -> Option<Duration> {
+        match self {
+            Self::Saturated(detector) => detector.changes_in(view),
+            Self::LongPrompts(recompute) => recompute.changes_in(view),
+        }
+    }
+}
+
 /// Everything that a pool's flow control is built from.
 #[derive(Clone, Debug)]
 pub struct PoolFlow {
     /// Bands, limits and shares of flows.
     pub settings: Settings,
-    /// Measures the saturation of the pool.
-    pub detector: Arc<dyn Detector>,
+    /// Which requests are queued; `None` queues none.
+    pub queueing: Option<Queueing>,
+    /// Refuses sheddable requests while it finds the pool saturated, and queues none of them for that.
+    pub shedding: Option<Arc<dyn Detector>>,
     /// How much of the pool a band may use: the policy and its parameters.
     pub ceiling: (&'static PolicyDescriptor<dyn Ceiling>, Value),
     /// Policies that reject requests on arrival.
     pub admitters: Vec<Arc<dyn Admitter>>,
-    /// The configuration that these values come from: equal ones make equal queues.
+    /// The configuration that these values come from: equal ones with the same capacity make equal queues.
     pub said: Value,
 }
 
 impl PoolFlow {
+    /// Flow control that holds long prompts back and otherwise sheds as `shedding` does. At most `max_bytes` of bodies
+    /// are held. No request is rejected or evicted for another one, and priorities make no difference among them. A
+    /// configuration has this without saying so.
+    #[must_use]
+    pub fn of_long_prompts(recompute: Recompute, shedding: Option<Self>, max_bytes: u64) -> Self {
+        let default_band = BandSettings { ordering: Arc::new(recompute.ordering()), ..BandSettings::default() };
+        let settings = Settings { default_band, max_bytes, evict_sheddable: false, ..Settings::default() };
+        let ceiling = (&fixed::PLUGIN, Value::Null);
+        let (queueing, shedding_by) = (Some(Queueing::LongPrompts(recompute)), shedding.and_then(|flow| flow.shedding));
+        Self { settings, queueing, shedding: shedding_by, ceiling, admitters: Vec::new(), said: Value::Null }
+    }
+
+    /// Whether all requests are queued while the pool is saturated.
+    #[must_use]
+    pub fn queues_when_saturated(&self) -> bool {
+        matches!(self.queueing, Some(Queueing::Saturated(_)))
+    }
+
+    /// Whether long prompts are all that is queued.
+    #[must_use]
+    pub fn holds_long_prompts(&self) -> bool {
+        matches!(self.queueing, Some(Queueing::LongPrompts(_)))
+    }
+
     /// Whether some band charges flows while their responses are generated.
     #[must_use]
     pub fn counts_output(&self) -> bool {
         let Settings { bands, sheddable_band, default_band, .. } = &self.settings;
         let mut all = bands.values().chain(sheddable_band).chain([default_band]);
-        self.settings.queue && all.any(|band| band.fairness.counts_output())
+        self.queueing.is_some() && all.any(|band| band.fairness.counts_output())
     }
 
     /// Creates a ceiling without state.

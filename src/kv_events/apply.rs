@@ -8,6 +8,7 @@ use super::uncounted::Uncounted;
 use attache_prefix::adapters::Adapters;
 use attache_prefix::index::{HolderId, Origin, PrefixIndex, StoredBlock, Tier};
 use attache_prefix::key::EngineHash;
+use attache_prefix::recomputed::Recomputed;
 use attache_prefix::residents::Residents;
 use attache_prefix::trust::Doubt;
 use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
@@ -40,6 +41,7 @@ struct Book {
     residents: Arc<Residents>,
     index: Arc<PrefixIndex>,
     holder: HolderId,
+    recomputed: Arc<Recomputed>,
     tape: KvTape,
     orphans: Orphans,
     stats: Arc<KvEventStats>,
@@ -64,7 +66,7 @@ impl Applier {
         stats: Arc<KvEventStats>,
         clock: Clock,
     ) -> Self {
-        let Destination { index, residents, tape, .. } = to.clone();
+        let Destination { index, residents, recomputed, tape, .. } = to.clone();
         let (endpoint, holder) = (size.endpoint(), size.cache());
         let book = Book {
             endpoint,
@@ -72,6 +74,7 @@ impl Applier {
             residents,
             index,
             holder,
+            recomputed,
             tape,
             orphans: Orphans::new(max_orphan_blocks),
             stats,
@@ -193,6 +196,9 @@ impl Book {
             (Ok(effect), _) => {
                 let counted = if origin == Origin::New { blocks.len() } else { effect.new as usize };
                 self.count(counted);
+                if tier == Tier::Gpu && origin == Origin::New {
+                    self.recomputed.stored(blocks, effect.first, self.clock.now());
+                }
                 if tier == Tier::Gpu && effect.again > 0 {
                     // Reports of reused blocks begin at the start of a prompt.
                     let may_be_reused = said.is_none() && parent.is_none();

@@ -13,6 +13,7 @@ use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, Published, SnapshotStore};
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::PrefixIndex;
 use attache_prefix::key::KeySpace;
+use attache_prefix::recomputed::Recomputed;
 use attache_prefix::residents::{Cache, Resident, ResidentTable, Residents};
 use attache_prefix::trust::{Doubt, TrustCell};
 use attache_record::{KvChange, KvTape};
@@ -48,6 +49,8 @@ pub struct Destination {
     pub keys: KeySpace,
     /// Number of tokens in a block. Events with other block sizes are not used.
     pub block_size: Arc<BlockSize>,
+    /// Learns which blocks are computed again.
+    pub recomputed: Arc<Recomputed>,
     /// The recording of the pool's KV events.
     pub tape: KvTape,
 }

@@ -11,6 +11,8 @@
 //!
 //! Read first: `feed.rs`, `lane.rs`, `cursor.rs` (what happens after a gap).
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod apply;
 mod central;
 mod cursor;

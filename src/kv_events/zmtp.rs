@@ -372,7 +372,7 @@ impl Connection {
         let body = self.buffer.split_to(len).freeze();
         // The remaining bytes would keep the memory of this frame.
         if len > READ_CHUNK {
-            self.buffer = BytesMut::from(&self.buffer[..]);
+            self.buffer = BytesMut::from(&*self.buffer);
         }
         Ok(Some(Frame { flags, body }))
     }

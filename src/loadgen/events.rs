@@ -5,20 +5,27 @@
 //! at all, reasoning and tool calls included, since a client sees those come too. Called by [`mod@super::exchange`].
 //! Pure.
 
-use memchr::memchr2;
+use attache_protocol::events::{EventLines, EventPart};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// 1 MiB: events are a few hundred bytes; a longer line is not looked at.
-const MAX_LINE_BYTES: usize = 1 << 20;
+/// 1 MiB: events are a few hundred bytes; a longer one is not looked at.
+const MAX_EVENT_BYTES: usize = 1 << 20;
 
 /// Watches a stream go by.
 #[derive(Debug, Default)]
 pub(super) struct EventWatch {
-    /// The line that has not ended.
-    line: Vec<u8>,
-    /// The rest of a line that is too long is being skipped.
+    lines: EventLines,
+    /// The data of the event that has not ended.
+    data: Vec<u8>,
+    /// They are too long.
     skip: bool,
+    pub(super) pace: Pace,
+}
+
+/// What was seen so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
     /// Number of events with content: text, reasoning or tool calls.
     pub(super) spoken: u32,
     /// `[DONE]` or a finish reason was seen.
@@ -63,42 +70,31 @@ impl ChunkChoice {
 impl EventWatch {
     /// Takes the next bytes of the stream, cut anywhere.
     pub(super) fn push(&mut self, chunk: &[u8]) {
-        let mut rest = chunk;
-        // A CRLF ends a line and an empty one.
-        while let Some(end) = memchr2(b'\n', b'\r', rest) {
-            let (head, tail) = rest.split_at(end);
-            rest = tail.get(1..).unwrap_or_default();
-            if self.line.is_empty() && !self.skip {
-                self.take(head);
-            } else {
-                self.keep(head);
-                let line = std::mem::take(&mut self.line);
-                if !std::mem::take(&mut self.skip) {
-                    self.take(&line);
+        let Self { lines, data, skip, pace } = self;
+        lines.push(chunk, |part| match part {
+            EventPart::Event(whole) => pace.take(whole),
+            EventPart::Data(part) if data.len() + part.len() > MAX_EVENT_BYTES => *skip = true,
+            EventPart::Data(part) => data.extend_from_slice(part),
+            EventPart::Line if data.is_empty() => {}
+            EventPart::Line => data.push(b'\n'),
+            EventPart::End => {
+                if !std::mem::take(skip) {
+                    pace.take(data);
                 }
-                self.line = line;
-                self.line.clear();
+                data.clear();
             }
-        }
-        self.keep(rest);
+            EventPart::Name(_) => {}
+        });
     }
 
-    /// The stream has ended: its last line may have no end of its own.
+    /// The stream has ended: its last event may have no end of its own.
     pub(super) fn finish(&mut self) {
-        self.push(b"\n");
+        self.push(b"\n\n");
     }
+}
 
-    fn keep(&mut self, part: &[u8]) {
-        if self.line.len() + part.len() > MAX_LINE_BYTES {
-            self.skip = true;
-            self.line.clear();
-        } else if !self.skip {
-            self.line.extend_from_slice(part);
-        }
-    }
-
-    fn take(&mut self, line: &[u8]) {
-        let Some(data) = line.strip_prefix(b"data:") else { return };
+impl Pace {
+    fn take(&mut self, data: &[u8]) {
         let data = data.trim_ascii();
         if data == b"[DONE]" {
             self.ended = true;
@@ -118,7 +114,7 @@ mod tests {
         let mut events = EventWatch::default();
         pieces.iter().for_each(|piece| events.push(piece));
         events.finish();
-        (events.spoken, events.ended)
+        (events.pace.spoken, events.pace.ended)
     }
 
     const CHAT: &[u8] = b": hello\n\ndata: \
@@ -138,14 +134,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_passed_over() {
-        let long = vec![b'x'; MAX_LINE_BYTES / 2 + 1];
+    fn an_event_that_is_too_long_is_passed_over() {
+        let long = vec![b'x'; MAX_EVENT_BYTES / 2 + 1];
         let mut events = EventWatch::default();
-        for piece in [b"data: ", &long[..], &long[..], b"\ndata: [DO", b"NE]\n"] {
+        for piece in [b"data: ", &long[..], &long[..], b"\ndata: [DONE]\n\ndata: [DO"] {
             events.push(piece);
-            assert!(events.line.len() <= MAX_LINE_BYTES);
+            assert!(events.data.len() <= MAX_EVENT_BYTES);
         }
-        assert!(events.ended);
+        assert!(!events.pace.ended);
+        events.push(b"NE]\n\n");
+        assert!(events.pace.ended);
     }
 
     proptest! {

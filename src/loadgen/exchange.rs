@@ -109,7 +109,7 @@ pub(super) async fn exchange(
         prompt_tokens: told(usage.prompt_tokens).unwrap_or_else(|| request.prompt_tokens()),
         expected_cached_tokens: 0,
         cached_tokens: told(usage.cached_tokens).unwrap_or(0),
-        generated_tokens: told(usage.completion_tokens).unwrap_or(seen.events.spoken),
+        generated_tokens: told(usage.completion_tokens).unwrap_or(seen.events.pace.spoken),
         first_token: seen.first_token.map(|first| first.since(request.at)),
         total: ended.since(request.at),
         preemptions: 0,
@@ -158,7 +158,7 @@ async fn converse(
     while let Some(chunk) = answer.chunk().await.map_err(|e| RequestFailure::lost(broke_off(&cause(&e))))? {
         if streams {
             seen.events.push(&chunk);
-            if seen.events.spoken > 0 && seen.first_token.is_none() {
+            if seen.events.pace.spoken > 0 && seen.first_token.is_none() {
                 seen.first_token = Some(gateway.now());
             }
         }
@@ -176,11 +176,11 @@ fn verdict(seen: &AnswerState, streams: bool) -> Result<(), RequestFailure> {
     if let Some(StreamError { status, kind }) = seen.usage.error() {
         let reason = format!("error {status} inside a 200{}", reason(kind.as_deref()));
         // vLLM promises the 200 before it asks its engine, and so refuses in this way too.
-        let refused = seen.events.spoken == 0 && matches!(status, 429 | 503);
+        let refused = seen.events.pace.spoken == 0 && matches!(status, 429 | 503);
         return Err(if refused { RequestFailure::refused(reason) } else { RequestFailure::lost(reason) });
     }
     let whole = if streams {
-        seen.events.ended
+        seen.events.pace.ended
     } else {
         seen.usage.usage().is_some() || seen.text.as_ref().is_some_and(|text| text.finish().is_some())
     };

@@ -45,6 +45,11 @@ impl Ceiling {
         }
     }
 
+    /// Whether this bound is at least that of another request.
+    pub(super) fn covers(self, other: Self) -> bool {
+        self.prompt >= other.prompt && self.answer >= other.answer
+    }
+
     /// Caps the counts of `usage` at the bound; true if that changed any.
     pub(super) fn cap(self, usage: Usage) -> (Usage, bool) {
         let capped = Usage {

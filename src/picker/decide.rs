@@ -5,6 +5,7 @@
 //! | file | steps |
 //! |---|---|
 //! | `decide/facts.rs` | the model, the size and the API of the request |
+//! | `decide/reserved.rs` | the reservation that the request names |
 //! | `decide/admitting.rs` | quotas, tokens, deadline, queue |
 //! | `decide/placing.rs` | look up the prefix, schedule, book |
 //! | `decide/keeping.rs` | explanations that are kept |
@@ -13,7 +14,7 @@
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::conversation;
-use super::event::Observer;
+use super::event::{Event, Observer, ReservationOutcome};
 use super::hints;
 use super::known::KnownRequest;
 use super::picker::Picker;
@@ -24,11 +25,12 @@ use super::quotas::Allowance;
 use super::reading::{named, report_ignored, report_unshown, understand};
 use super::recording::{DecisionDraft, RequestReads};
 use super::warming::Warming;
-use admitting::Admit;
+use admitting::{Admission, Admit};
 use attache_protocol::Request;
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
 use attache_scheduling::router::RouteFacts;
-use attache_scheduling::{Pool, RequestFacts};
+use attache_scheduling::{Decision, Pool, RequestFacts};
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 pub use facts::CallFacts;
@@ -36,6 +38,7 @@ use facts::{PromptSize, Rewritten, headers, rewrite};
 pub use keeping::explain_known;
 pub(super) use placing::Unproposed;
 pub use plan::Plan;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 pub use view::{PrefillTime, RequestView, Seen};
@@ -45,6 +48,7 @@ mod facts;
 mod keeping;
 mod placing;
 mod plan;
+mod reserved;
 mod view;
 
 /// Outcome of one call of [`decide`].
@@ -65,6 +69,8 @@ pub enum Step {
 /// ```text
 /// parse ─▶ route ─▶ choose the strategy ─▶ ask quotas ─▶ read tokens ─▶ admit ─▶ look up ─▶ schedule ─▶ book
 /// ```
+///
+/// A request with a reservation skips quotas and queue, which have let it through, and gets the reserved endpoints.
 ///
 /// `rng` is the generator of this request. Each call draws in this order, and a dry run draws the same:
 ///
@@ -106,7 +112,10 @@ pub fn decide_noting(
         report_unshown(q.head.path(), skipped);
     }
     let parsed = scope.parse(q)?;
-    let mut routed = scope.route(None, q, parsed.as_ref(), rng)?;
+    allowance.redeem(picker, q);
+    let mut reserved_rng = allowance.reserved.as_ref().map(|reserved| reserved.rng.clone());
+    let rng = reserved_rng.as_mut().unwrap_or(rng);
+    let mut routed = scope.route(q, parsed.as_ref(), rng)?;
     let new_body = routed.rewritten.new_body.take();
     let state = RequestState::new(scope, q, notes, &routed)?;
     state.decide(new_body, allowance, rng).map_err(|error| error.in_pool(&routed.runtime.pool.name))
@@ -148,13 +157,12 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The pool of the request (the one named `pool`, if it is set), and the model name that its servers know.
+    /// The pool of the request, and the model name that its servers know.
     ///
     /// # Errors
     /// The error response for the client.
     pub(crate) fn route(
         self,
-        pool: Option<&str>,
         q: &RequestView<'a>,
         parsed: Option<&'a Request<'a>>,
         rng: &mut PickRng,
@@ -162,7 +170,7 @@ impl<'a> Scope<'a> {
         let known = q.body.known();
         let request = parsed.or(known.and_then(|known| known.request.as_ref()));
         let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
-        let runtime = match pool.or(known.map(|known| known.pool)) {
+        let runtime = match q.pool.or(known.map(|known| known.pool)) {
             Some(name) => self.config.named(name, model)?,
             None => {
                 let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };
@@ -192,6 +200,10 @@ pub(crate) struct RequestState<'a> {
     /// The strategy reads cached tokens of each endpoint.
     reads_prefix: bool,
     pub(crate) prompt_ref: PromptRef<'a>,
+    /// The agent of the request, once a step has asked for it.
+    identity: OnceCell<Option<Box<AgentIdentity>>>,
+    /// The decision of the reservation that the request uses.
+    pub(crate) reserved: Option<Decision>,
 }
 
 impl<'a> RequestState<'a> {
@@ -232,7 +244,28 @@ impl<'a> RequestState<'a> {
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
         let (body, content_type) = (attache_protocol::without_mark(q.body.bytes()), q.head.content_type());
         let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
-        Ok(Self { scope, routed, q, notes, size, facts, call, chosen, prefix, reads_prefix, prompt_ref })
+        let (identity, reserved) = (OnceCell::new(), None);
+        Ok(Self {
+            scope,
+            routed,
+            q,
+            notes,
+            size,
+            facts,
+            call,
+            chosen,
+            prefix,
+            reads_prefix,
+            prompt_ref,
+            identity,
+            reserved,
+        })
+    }
+
+    /// The agent that sent the request, if the request names it.
+    pub(crate) fn agent(&self) -> Option<&AgentIdentity> {
+        let identify = || self.scope.picker.programs.identify(self.q.head, self.routed.request);
+        self.identity.get_or_init(identify).as_deref()
     }
 
     pub(crate) fn pool(&self) -> &'a Arc<Pool> {
@@ -244,7 +277,7 @@ impl<'a> RequestState<'a> {
     /// # Errors
     /// The error response for the client.
     fn decide(
-        self,
+        mut self,
         new_body: Option<Vec<u8>>,
         allowance: &mut Allowance,
         rng: &mut PickRng,
@@ -252,6 +285,7 @@ impl<'a> RequestState<'a> {
         if self.q.head.names_strategy() && self.pool().scheduler.choices.report_ignored() {
             report_ignored(self.pool(), DEFAULT_STRATEGY_HEADER);
         }
+        self.take_over(allowance);
         if let Some(question) = self.ask_quotas(allowance)? {
             return Ok(Step::Allow(question));
         }
@@ -259,10 +293,15 @@ impl<'a> RequestState<'a> {
             Ok(prepared) => prepared,
             Err(warming) => return Ok(Step::Warm(warming, None)),
         };
-        let admission = match self.admit(prepared.as_ref())? {
-            Admit::Goes(admission) => admission,
-            Admit::Waits(step) => return Ok(step),
+        let admission = match allowance.reserved.as_mut() {
+            Some(reserved) => Admission { admitted: reserved.admitted.take(), sheds: None, holds: None },
+            None => match self.admit(prepared.as_ref())? {
+                Admit::Goes(admission) => admission,
+                Admit::Waits(step) => return Ok(step),
+            },
         };
+        // Before the recording is locked, since the end of a booking is a line of it.
+        allowance.reserved.iter_mut().for_each(|reserved| reserved.unbook());
         let began = self.begin_explanation();
         let (log, explain) = self.explains(began.is_some(), rng);
         // The recording is locked from here to the booking, so that both are one step of it.
@@ -280,6 +319,10 @@ impl<'a> RequestState<'a> {
         self.report(&proposal, &snapshot, log);
         let scope = self.scope;
         let plan = self.book(proposal, &snapshot, draft, admission, new_body);
+        if let Some(mut reserved) = allowance.reserved.take() {
+            reserved.hand_over_probes();
+            scope.observer.event(Event::Reservation(ReservationOutcome::Used));
+        }
         scope.keep(explanation, Ok(&plan.decision));
         Ok(Step::Decided(plan))
     }

@@ -14,6 +14,7 @@ use attache_pool::{Endpoint, EndpointState, PoolSnapshot, ledger};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, Found};
 use attache_prefix::key::{BlockKey, BlockKeys};
 use attache_protocol::{Api, Request};
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::{Decision, PickContext, Router};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
@@ -66,6 +67,9 @@ pub struct Explanation {
     pub profile: Option<String>,
     /// Priority of the request.
     pub priority: i32,
+    /// The agent that sent the request, if the request names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentIdentity>,
     /// Score of each part of the strategy for each endpoint.
     pub parts: serde_json::Value,
     /// What the decision does without.
@@ -108,7 +112,7 @@ pub struct Holding {
     pub excluded: Option<&'static str>,
 }
 
-/// A request to explain.
+/// A request to explain, or to reserve for.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplainQuery<'a> {
     /// Name of the pool; `None`: the pool follows from the request.
@@ -126,7 +130,7 @@ pub struct ExplainQuery<'a> {
 impl ExplainQuery<'_> {
     /// The request's headers, with its tenant. Dynamic metadata is not known here: a tenant that is named there is
     /// missing.
-    fn head(&self, config: &ActiveConfig) -> Head {
+    pub(super) fn head(&self, config: &ActiveConfig) -> Head {
         let path = (":path".to_owned(), self.path.to_owned());
         let all = std::iter::once(&path).chain(self.headers);
         let header = |(name, value): &(String, String)| {
@@ -156,7 +160,7 @@ pub async fn explain<F: Future<Output = ()>>(
     let head = query.head(config);
     let (api, response_id) = Api::from_path(head.path());
     let first = request_view(&head, api, response_id.as_deref(), &query);
-    let warming = match attempt(picker, config, query.pool, &first)? {
+    let warming = match attempt(picker, config, &first)? {
         Ok(explanation) => return Ok(explanation),
         Err(warming) => warming,
     };
@@ -164,11 +168,11 @@ pub async fn explain<F: Future<Output = ()>>(
     run(warming).await;
     let again = RequestView { last: true, made: made.as_deref(), ..first };
     let late = |_| RequestError::new(Reason::Internal, "the prompt's tokens are not available");
-    attempt(picker, config, query.pool, &again)?.map_err(late)
+    attempt(picker, config, &again)?.map_err(late)
 }
 
 /// The request with headers and body, and a gateway that leaves time for everything.
-fn request_view<'a>(
+pub(super) fn request_view<'a>(
     head: &'a Head,
     api: Api,
     response_id: Option<&'a str>,
@@ -176,6 +180,7 @@ fn request_view<'a>(
 ) -> RequestView<'a> {
     RequestView {
         head,
+        pool: query.pool,
         called: "",
         api,
         response_id,
@@ -200,17 +205,17 @@ fn request_view<'a>(
 fn attempt(
     picker: &Picker,
     config: &ActiveConfig,
-    pool: Option<&str>,
     q: &RequestView<'_>,
 ) -> Result<Result<Explanation, Warming>, RequestError> {
     let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
     let rng = &mut picker.peek_rng();
     let parsed = scope.parse(q)?;
-    let routed = scope.route(pool, q, parsed.as_ref(), rng).map_err(|refusal| match pool {
+    let routed = scope.route(q, parsed.as_ref(), rng).map_err(|refusal| match q.pool {
         None => with_pools(&config.router, refusal),
         Some(_) => refusal,
     })?;
-    let state = RequestState::new(scope, q, None, &routed)?;
+    let mut state = RequestState::new(scope, q, None, &routed)?;
+    state.reserved = picker.reservations.peek(q.head, q.now, |reserved| state.honour(reserved).ok());
     Ok(Explainer { state: &state }.explain(rng))
 }
 
@@ -275,6 +280,7 @@ impl<'a> Explainer<'a> {
             strategy: state.chosen.choice.name.to_string(),
             profile: state.chosen.profile.as_ref().map(ToString::to_string),
             priority: state.facts.priority,
+            agent: state.agent().cloned(),
             parts: decision.map_or_else(|| serde_json::json!([]), Decision::parts_json),
             warning,
         })

@@ -2,6 +2,7 @@
 
 use attache_pool::{Endpoint, EndpointState, PoolSnapshot, ledger};
 use attache_prefix::cache::Found;
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::Decision;
 use attache_types::error::RequestError;
 use serde::Serialize;
@@ -27,6 +28,9 @@ pub struct DecisionExplanation {
     pub profile: Option<String>,
     /// Priority of the request.
     pub priority: i32,
+    /// The agent that sent the request, if the request names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentIdentity>,
     /// How long the request was queued, milliseconds.
     pub waited_ms: f64,
     /// Length of the prompt by which the strategy decides, tokens.
@@ -138,6 +142,8 @@ pub struct Explained<'a> {
     pub model: &'a str,
     /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
+    /// The agent that sent the request, if the request names it.
+    pub agent: Option<&'a AgentIdentity>,
     /// The decision with the scores.
     pub decision: &'a Decision,
 }
@@ -152,6 +158,10 @@ impl Explained<'_> {
             strategy = self.strategy,
             model = self.model,
             prompt_tokens = self.prompt_tokens,
+            program = self.agent.map(|agent| &*agent.program),
+            chain = self.agent.map(|agent| &*agent.chain),
+            agent_kind = self.agent.map(|agent| agent.kind.label()),
+            named_by = self.agent.map(|agent| agent.field),
             picks = picks.join(","),
             prefill = self.decision.split.as_ref().and_then(|s| s.prefill.first()).map(|e| &*e.authority),
             reason = self.decision.reason,

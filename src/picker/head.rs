@@ -1,6 +1,8 @@
 //! The request headers. They are scanned once; values are borrowed, not copied.
 
 use super::hints::{RANK_HEADER, SOURCE_HEADER};
+use super::identity::may_name_session;
+use super::reservations::RESERVATION_HEADER;
 use super::tenant::Tenant;
 use attache_pool::health::ClientSlot;
 use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
@@ -45,6 +47,7 @@ const RESERVED: &[(&str, Reserved)] = &[
     (DEFAULT_STRATEGY_HEADER, Reserved::Untrusted),
     ("target-pod", Reserved::Always),
     ("test-epp-endpoint-selection", Reserved::Always),
+    (RESERVATION_HEADER, Reserved::Always),
     ("x-conformance-test-served-endpoint", Reserved::Always),
     ("x-data-parallel-host-port", Reserved::Always),
     // vLLM, SGLang and Dynamo.
@@ -85,6 +88,10 @@ impl HeaderSource for Head {
     fn user(&self, name: &str) -> Option<&str> {
         self.tenant.or(|| self.get(name))
     }
+
+    fn tenant(&self) -> Option<&str> {
+        self.tenant.name()
+    }
 }
 
 /// One header.
@@ -114,6 +121,7 @@ pub struct Head {
     model_rewrite: Option<u16>,
     credential: Option<u16>,
     upgrade: bool,
+    names_session: bool,
     accepts_encoding: bool,
     accepts_grpc_encoding: bool,
     content_length: Option<u64>,
@@ -165,6 +173,7 @@ impl Head {
                 return;
             }
             name => {
+                self.names_session |= may_name_session(name);
                 if may_be_reserved(name)
                     && let Ok(found) = RESERVED.binary_search_by(|(reserved, _)| (*reserved).cmp(name))
                     && let Some(reserved) = RESERVED.get(found)
@@ -295,6 +304,12 @@ impl Head {
         self.client = identity.map(ClientSlot::of).unwrap_or_default();
     }
 
+    /// Whether the request has a header in which an agent names its session.
+    #[must_use]
+    pub fn names_session(&self) -> bool {
+        self.names_session
+    }
+
     /// The fairness id, which an earlier filter sets.
     #[must_use]
     pub fn fairness_id(&self) -> Option<&str> {
@@ -341,6 +356,12 @@ impl Head {
     #[must_use]
     pub fn names_strategy(&self) -> bool {
         self.reserved.iter().any(|(name, _)| *name == DEFAULT_STRATEGY_HEADER)
+    }
+
+    /// Whether the request has [`RESERVATION_HEADER`].
+    #[must_use]
+    pub fn names_reservation(&self) -> bool {
+        self.reserved.iter().any(|(name, _)| *name == RESERVATION_HEADER)
     }
 
     /// The headers by which the client lets the server compress the response.

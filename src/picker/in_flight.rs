@@ -18,6 +18,7 @@
 
 use super::active::PoolRuntime;
 use super::decide::Plan;
+use super::identity::Turn;
 use super::picker::Picker;
 use super::queues::AdmittedRequest;
 use super::split::{LegCall, NotAccepted};
@@ -27,6 +28,7 @@ use crate::settings::{ExchangeSettings, UsageCount};
 use attache_pool::Endpoint;
 use attache_protocol::Api;
 use attache_record::Booked;
+use attache_request::agent::AgentIdentity;
 use attache_types::clock::Timestamp;
 use bookings::OpenBookings;
 use charges::Charges;
@@ -95,6 +97,8 @@ pub struct InFlight {
     added_headers: AddedHeaders,
     reports: RequestReports,
     charges: Charges,
+    /// The request as one of its program's, and whether it is the last one of its session.
+    turn: Option<(Turn, bool)>,
     /// Dropped last: the request that the queue dequeues then must see everything else released.
     bookings: OpenBookings,
 }
@@ -106,6 +110,8 @@ impl InFlight {
     pub fn begin(plan: Plan, booked: Booked, request: OpenedRequest<'_>, now: Timestamp, picker: &Picker) -> Self {
         let (api, settings) = (request.api, request.settings);
         let receipt = settings.route_header.then(|| RouteReceipt::of(&plan, booked.endpoint()));
+        let begin = |agent: &AgentIdentity| (picker.programs.begin(agent, booked.endpoint()), plan.ends_session);
+        let turn = plan.agent.as_deref().map(begin);
         let shared = plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
         Self {
             runtime: plan.runtime.clone(),
@@ -123,6 +129,7 @@ impl InFlight {
             blocks: PinnedBlocks { outcome: plan.prefill_outcome, release: None },
             learning: ResponseLearning::new(api, plan.tail, plan.conversation.filter(|_| shared)),
             charges: Charges(plan.permits),
+            turn,
             bookings: OpenBookings {
                 response: booked,
                 prefill: plan.prefill,
@@ -239,6 +246,9 @@ impl InFlight {
         if let Some(id) = self.scanner.take_response_id() {
             let (pool, endpoint) = (&self.runtime.pool.name, self.bookings.endpoint());
             let response = picker.responses.learn(pool, id, endpoint.id);
+            if let Some(agent) = self.reports.agent() {
+                picker.programs.stored(agent, id);
+            }
             if let Some(replica) = &picker.replica {
                 replica.stored(pool, &endpoint.spec, response, now);
             }
@@ -307,6 +317,10 @@ impl InFlight {
         let served = self.bookings.end_admission(complete, &usage, now);
         if let Some((replica, served)) = picker.replica.as_ref().zip(served) {
             replica.served(&self.runtime.pool.name, served, now);
+        }
+        let ends_session = self.turn.take().is_some_and(|(_, is_final)| is_final);
+        if let Some(agent) = self.reports.agent().filter(|_| ends_session) {
+            picker.end_agent(agent);
         }
         self.scanner.report(observer);
         if let Some(reason) = self.scanner.unread_count() {

@@ -12,8 +12,8 @@
 //! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]),
 //! and the lookup of prompts ([`prefix`]). It reports events ([`event`]) and counts nothing.
 //! **Called by** `ext_proc` for each live request, by `replay` for each simulated and recorded one ([`known`]), by
-//! `app`, which composes the [`Picker`], and by `app` and `cli` for explanations ([`explain`]). `ext_proc` does the
-//! work that takes time.
+//! `app`, which composes the [`Picker`] and makes reservations ([`reserving`]), and by `app` and `cli` for explanations
+//! ([`explain`]). `ext_proc` does the work that takes time.
 //! **Must not** do I/O, wait, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did
 //! not change.
 //!
@@ -28,11 +28,13 @@ mod ceiling;
 pub mod conversation;
 pub mod deadline;
 pub mod decide;
+mod ending;
 pub mod explain;
 pub mod explained;
 pub mod head;
 mod health;
 pub mod hints;
+pub mod identity;
 pub mod in_flight;
 pub mod known;
 mod lookup;
@@ -46,6 +48,8 @@ pub mod queues;
 pub mod quotas;
 mod reading;
 mod recording;
+pub mod reservations;
+pub mod reserving;
 mod sharing;
 pub mod split;
 pub mod tenant;
@@ -53,6 +57,7 @@ pub mod warming;
 
 pub use active::{ActiveConfig, PoolRuntime};
 pub use attache_request::{event, settings};
+pub use ending::EndedSession;
 pub use in_flight::InFlight;
 pub use picker::Picker;
 pub use reading::UNREAD_PROMPT_TOKENS;

@@ -179,14 +179,15 @@ impl<'p> PromptLookup<'p> {
         }
     }
 
-    /// What follows from this decision.
-    pub(super) fn updates(self, decision: &Decision, q: &RequestView<'_>) -> PendingUpdates {
+    /// What follows from this decision. `is_counted`: the decision counts in the statistics of the cache.
+    pub(super) fn updates(self, decision: &Decision, q: &RequestView<'_>, is_counted: bool) -> PendingUpdates {
         let Self { prefix, request, keys, found, .. } = self;
         let looked = LookedUp {
             cache: &prefix.cache,
             found: &found,
             prompt: &request.prompt,
             skips_cache: request.skips_cache,
+            is_counted,
             tenant: prefix.cache.tenant(prefix.tenant(q.head)),
         };
         let all = !keys.is_cold() && looked.needs_all_blocks(decision);

@@ -3,7 +3,9 @@
 use super::active::ActiveConfig;
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
+use super::identity::Programs;
 use super::in_flight::ResponseWarnings;
+use super::reservations::Reservations;
 use crate::event::Observer;
 use arc_swap::ArcSwap;
 use attache_record::{Recorder, Turn};
@@ -22,6 +24,10 @@ pub struct Picker {
     pub observer: Arc<dyn Observer>,
     /// The endpoint that stores each response of the Responses API.
     pub responses: Arc<ResponseTable>,
+    /// The programs of agents that have not ended.
+    pub(crate) programs: Programs,
+    /// Requests that are booked before they are sent.
+    pub(crate) reservations: Reservations,
     /// Bytes of buffered request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
     /// Policies that operators set for single models.
@@ -52,6 +58,8 @@ impl Picker {
             config: ArcSwap::from_pointee(config),
             observer,
             responses: Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, rng::system_seed())),
+            programs: Programs::default(),
+            reservations: Reservations::default(),
             buffered: Arc::default(),
             policies: Arc::default(),
             warnings: ResponseWarnings::default(),

@@ -26,6 +26,8 @@ pub(crate) struct LookedUp<'a> {
     pub(crate) prompt: &'a Prompt<'a>,
     /// The client asks the model server not to use its cache.
     pub(crate) skips_cache: bool,
+    /// The decision counts in the cache's statistics. That of a reserved request did so when it was reserved.
+    pub(crate) is_counted: bool,
     /// The tenant of the request, from [`PrefixCache::tenant`].
     pub(crate) tenant: TenantId,
 }
@@ -81,15 +83,17 @@ impl LookedUp<'_> {
         if self.skips_cache { 0 } else { held.min(self.prompt_tokens()) }
     }
 
-    /// The updates for the chosen servers. Counts the decision in the cache's statistics. `None` without a first pick.
+    /// The updates for the chosen servers. Counts the decision in the cache's statistics, if it is to be. `None` without a first pick.
     #[must_use]
     pub(crate) fn updates(self, decision: &Decision, blocks: PromptBlocks) -> Option<CacheUpdates> {
         let PromptBlocks { keys, all, complete } = blocks;
         let (first, prefill) = (first_pick(decision)?, prefill_server(decision));
         let cached_tokens = self.held(first);
         // The cached part saves work on the endpoint that prefills the prompt.
-        self.cache.decided(self.prompt_tokens(), prefill.map_or(cached_tokens, |id| self.held(id)));
-        let Self { cache, found, prompt, skips_cache, tenant } = self;
+        if self.is_counted {
+            self.cache.decided(self.prompt_tokens(), prefill.map_or(cached_tokens, |id| self.held(id)));
+        }
+        let Self { cache, found, prompt, skips_cache, tenant, .. } = self;
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
         // A prompt that is too long to encode completely says nothing about the text of its end.
         let text_bytes = if only_text && complete { prompt.text_bytes } else { 0 };
@@ -225,7 +229,8 @@ mod tests {
         cache.record(EndpointId(1), &keys(2), TenantId(0), NOW);
         let found = cache.lookup(&mut &keys(5)[..], NOW);
         let prompt = Prompt { token_ids: 80, count: 1, ..Prompt::default() };
-        let looked = LookedUp { cache, found: &found, prompt: &prompt, skips_cache, tenant: TenantId(0) };
+        let looked =
+            LookedUp { cache, found: &found, prompt: &prompt, skips_cache, is_counted: true, tenant: TenantId(0) };
         assert!(looked.needs_all_blocks(decision));
         looked.updates(decision, PromptBlocks { keys: keys(5), all: true, complete: true }).unwrap()
     }

@@ -12,6 +12,7 @@ use ahash::AHashMap;
 #[cfg(any(test, feature = "testing"))]
 use attache_flow::Load;
 use attache_flow::saturation::View;
+use attache_flow::saturation::recompute::Recompute;
 use attache_flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, SharedFlow,
     Verdict, Way, asking,
@@ -19,6 +20,7 @@ use attache_flow::{
 use attache_pool::health::HealthPolicy;
 use attache_pool::{PoolSnapshot, Roles, SnapshotStore};
 use attache_scheduling::RequestFacts;
+use attache_scheduling::facts::prediction::Targets;
 use attache_scheduling::plugin::ParamError;
 use attache_scheduling::split::SplitPolicy;
 use attache_sync::{QueueFlows, ServedFlow};
@@ -28,7 +30,7 @@ use attache_types::rng::PickRng;
 use futures_channel::oneshot;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -62,6 +64,8 @@ pub struct Queues {
     state: Mutex<State>,
     /// The latest time that a caller passed. A stream that is dropped has no time of its own.
     now: AtomicU64,
+    /// Queued requests, as of the last change.
+    waiting: AtomicUsize,
     /// Woken when [`Queues::next_check_in`] may have become shorter, as when the first request is queued.
     timer: Waker,
     /// Whether a request that could not be queued for the gateway's body mode is still to be reported.
@@ -137,7 +141,7 @@ impl Queues {
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng, pause: None });
-        let (now, others) = (AtomicU64::new(0), Mutex::default());
+        let (now, waiting, others) = (AtomicU64::new(0), AtomicUsize::new(0), Mutex::default());
         let may_report_unqueued = AtomicBool::new(true);
         Ok(Arc::new(Self {
             flow,
@@ -148,6 +152,7 @@ impl Queues {
             observer,
             state,
             now,
+            waiting,
             timer,
             may_report_unqueued,
             others,
@@ -178,7 +183,8 @@ impl Queues {
         let same_pool = Arc::ptr_eq(&self.store, store) && same_policies && self.stale_after == stale_after;
         let shared = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
         let same_users = self.flow.settings.user_header == flow.settings.user_header;
-        self.flow.said == flow.said && shared(&self.flow) == shared(flow) && same_users && same_pool
+        let same_room = self.flow.settings.max_bytes == flow.settings.max_bytes;
+        self.flow.said == flow.said && shared(&self.flow) == shared(flow) && same_room && same_users && same_pool
     }
 
     /// Predicted queueing time of a request of `flow` whose deadline leaves no spare time; zero if unknown.
@@ -208,7 +214,11 @@ impl Queues {
         let ttl = self.flow.ttl(&snapshot, asking.facts.priority);
         let due = due.filter(|due| ttl.is_none_or(|ttl| due.within < ttl));
         let ttl = due.map(|due| due.within).or(ttl);
-        let arrival = Asking { ttl, ..asking }.arrival(&self.view(&snapshot, q.now));
+        let mut arrival = Asking { ttl, ..asking }.arrival(&self.view(&snapshot, q.now));
+        if self.flow.holds_long_prompts() {
+            // A held prompt of one priority must not delay the requests of another one.
+            arrival.priority = 0;
+        }
         if !q.may_wait {
             return self.admit_unqueued(&arrival, &snapshot, q.now);
         }
@@ -237,7 +247,10 @@ impl Queues {
         let (verdict, eviction) = verdict?;
         match verdict {
             Verdict::Dispatch(passage) => {
-                self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
+                // Elsewhere it counts once it is decided, if the pool sheds, or not at all.
+                if !self.flow.holds_long_prompts() {
+                    self.passed();
+                }
                 Ok(EnqueueResult::Admitted(AdmittedRequest::new(self.clone(), Some(passage), eviction)))
             }
             Verdict::Parked(handle) => {
@@ -254,6 +267,9 @@ impl Queues {
                     settled: false,
                 }))
             }
+            Verdict::Rejected(_) if self.flow.holds_long_prompts() => {
+                Ok(EnqueueResult::Admitted(AdmittedRequest::uncounted(self)))
+            }
             Verdict::Rejected(refusal) => {
                 self.observer.event(QueueEvent::Outcome(QueueOutcome::Full));
                 Err(self.refused(&refusal))
@@ -266,10 +282,30 @@ impl Queues {
         self.may_report_unqueued.load(Relaxed) && self.may_report_unqueued.swap(false, Relaxed)
     }
 
-    /// Whether the pool queues requests. Otherwise only [`Queues::shed`] applies.
+    /// Whether the pool queues requests.
     #[must_use]
     pub fn hold_requests(&self) -> bool {
-        self.flow.settings.queue
+        self.flow.queueing.is_some()
+    }
+
+    /// Whether the pool refuses sheddable requests instead of queueing them: [`Queues::shed`] applies.
+    pub(super) fn sheds(&self) -> bool {
+        self.flow.shedding.is_some() || !self.hold_requests()
+    }
+
+    /// Whether a request asks the queue for its turn. Where only long prompts are queued, those do not wait that are
+    /// urgent, that two servers share, whose cached part is unknown (`knows_prefix`), or whose gateway leaves no time.
+    /// Most pools hold nothing back most of the time, and then none asks.
+    pub(super) fn asks(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, way: Way, knows_prefix: bool) -> bool {
+        if !self.flow.holds_long_prompts() {
+            return self.hold_requests();
+        }
+        let pool = self.store.load();
+        if Recompute::is_idle(&pool) && self.waiting.load(Relaxed) == 0 {
+            return false;
+        }
+        let is_urgent = facts.priority > 0 || Targets::of(facts).bounds().is_some();
+        q.may_wait && knows_prefix && way == Way::Whole && !is_urgent && asking::serves(&pool)
     }
 
     /// The user that the pool's `user_header` names; `None` without such a header in the configuration or the request.
@@ -277,6 +313,16 @@ impl Queues {
     pub fn user<'h>(&self, head: &'h Head) -> Option<&'h str> {
         let user = head.get(self.flow.settings.user_header?)?.trim();
         Some(user).filter(|user| !user.is_empty())
+    }
+
+    /// Whether the order of flows among requests of this priority is made for programs of agents.
+    pub(super) fn orders_programs(&self, priority: i32) -> bool {
+        self.flow.settings.band(priority).fairness.orders_programs()
+    }
+
+    /// The program of this name has ended: its flow begins anew.
+    pub(super) fn end_program(&self, name: &str) {
+        self.state.lock().control.end_program(name);
     }
 
     /// Admits a request without queueing it, unless it is sheddable and the pool is saturated, or an admitter refuses
@@ -374,7 +420,7 @@ impl Queues {
             } else if !was_missed {
                 self.timer.wake_by_ref();
             }
-            self.observer.event(depth(&state));
+            self.report_depth(&state);
             (result, outcomes, evicted)
         };
         // Without the lock: if the receiver is gone, dropping the `AdmittedRequest` takes the lock.
@@ -458,7 +504,9 @@ impl Queues {
             }
             state.control.next_deadline().map(|at| at.since(now))
         };
-        let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));
+        let snapshot = self.store.load();
+        let view = self.view(&snapshot, now);
+        let soon = self.flow.queueing.as_ref().and_then(|queueing| queueing.changes_in(&view));
         let soonest = soon.into_iter().chain(expires).min().map(|soon| soon.max(MIN_CHECK_INTERVAL));
         soonest.map_or(self.stale_after, |soon| soon.min(self.stale_after))
     }
@@ -483,15 +531,16 @@ impl Queues {
         assert_eq!((state.control.books(), pending, state.running.len()), ((0, 0, 0, 0), Load::default(), 0));
     }
 
+    fn report_depth(&self, state: &State) {
+        let requests = state.control.len();
+        self.waiting.store(requests, Relaxed);
+        self.observer.event(QueueEvent::Holds { requests, bytes: state.control.bytes() });
+    }
+
     /// The latest time that a caller passed.
     fn last_now(&self) -> Timestamp {
         Timestamp(self.now.load(Relaxed))
     }
-}
-
-/// The event with the current queue depth.
-fn depth(state: &State) -> QueueEvent {
-    QueueEvent::Holds { requests: state.control.len(), bytes: state.control.bytes() }
 }
 
 fn retry(error: RequestError, after: Duration) -> RequestError {

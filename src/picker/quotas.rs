@@ -7,10 +7,12 @@
 //! A shared store takes time. Its calls are background work, like tokenizing: the decision returns the work, and is
 //! made again after the work has run. The same holds if the limits of a tenant must first be read from the store.
 
+use super::Picker;
 use super::decide::RequestView;
+use super::reservations::ReservedRequest;
 use super::tenant::Tenant;
 use super::warming::Warming;
-use crate::event::{NameEvent, Observer};
+use crate::event::{Event, NameEvent, Observer, ReservationOutcome};
 use ahash::AHashSet;
 use attache_protocol::Api;
 use attache_quota::{
@@ -347,9 +349,11 @@ impl Drop for Permit {
 /// The quotas of tenants and those of models.
 const SUBJECTS: usize = 2;
 
-/// The quota checks of one request, for its tenant and its model.
+/// What a request has received before its decision: the quota checks for its tenant and its model, and its reservation.
 #[derive(Debug, Default)]
 pub struct Allowance {
+    /// The reservation that the request has taken, until the request is decided.
+    pub(super) reserved: Option<Box<ReservedRequest>>,
     states: [State; SUBJECTS],
     /// Time of the first check. All calls of the request share one timeout.
     first: Option<Timestamp>,
@@ -398,6 +402,26 @@ impl Allowance {
             }
         }
         Ok(None)
+    }
+
+    /// Takes the reservation that the request of `q` names, at the first call.
+    pub(super) fn redeem(&mut self, picker: &Picker, q: &RequestView<'_>) {
+        // Every attempt asks the limits after this.
+        if !q.head.names_reservation() || self.first.is_some() {
+            return;
+        }
+        self.reserved = picker.reservations.take(q.head, q.now);
+        if self.reserved.is_none() {
+            picker.observer.event(Event::Reservation(ReservationOutcome::Unknown));
+        }
+    }
+
+    /// The request keeps what its reservation has booked in the limits, and is not checked again.
+    pub(super) fn adopt(&mut self) {
+        let mut permits = self.reserved.iter_mut().flat_map(|reserved| reserved.permits.drain(..));
+        for state in self.states.iter_mut().filter(|state| matches!(state, State::Unasked)) {
+            *state = State::Granted(permits.next());
+        }
     }
 
     /// Takes the reservations of the request, which is decided.

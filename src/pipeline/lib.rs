@@ -16,7 +16,7 @@
 //! A scorer is a type, a descriptor, and one line in a list of plugins. This one prefers endpoints with free KV cache.
 //!
 //! ```
-//! use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+//! use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params, section};
 //! use attache_scheduling::registry::{PluginDescriptor, PluginList, Registry};
 //! use attache_scheduling::{Candidate, PickContext, Ranking};
 //! use std::sync::Arc;
@@ -38,6 +38,7 @@
 //!     kind: "scorer",
 //!     summary: "Scores endpoints by the part of their KV cache that is free.",
 //!     source: "this example",
+//!     parameters: section::<NoParams>,
 //!     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(FreeCache))),
 //! };
 //! const MINE: PluginList = PluginList { strategies: &[], plugins: &[&PLUGIN], inert: &[] };

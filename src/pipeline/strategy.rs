@@ -35,7 +35,7 @@ mod stages;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::digest::Digest;
 use attache_scheduling::plugin::{
-    Better, Filter, Picker, Plugin, ProfileHandler, ResponseHeaders, Scorer, params as read,
+    Better, Filter, Picker, Plugin, ProfileHandler, ResponseHeaders, Scorer, params as read, section,
 };
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{self, Media, Pair, PairCandidates};
@@ -52,6 +52,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "pipeline",
     summary: "Filters, weighted scorers and a picker, in profiles.",
     source: "the GIE and llm-d schedulers",
+    parameters: section::<Params>,
     build: |value, registry| read::<Params>(value)?.build(registry).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
@@ -254,6 +255,10 @@ impl Strategy for Pipeline {
 
     fn forget(&self, lost: &[EndpointId]) {
         self.plugins().for_each(|plugin| plugin.forget(lost));
+    }
+
+    fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.plugins().for_each(|plugin| plugin.end_session(tenant, id));
     }
 
     fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {

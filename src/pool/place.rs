@@ -1,5 +1,6 @@
 //! Location of a server by host, rack, zone and region labels, and the topology level that two servers share.
 
+use attache_types::keywords;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,8 +16,7 @@ pub const DEFAULT_ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 pub const DEFAULT_REGION_LABEL: &str = "topology.kubernetes.io/region";
 
 /// The narrowest topology level that two servers share. Later variants are nearer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Nearness {
     /// Both servers are in the same region.
     Region,
@@ -26,6 +26,10 @@ pub enum Nearness {
     Rack,
     /// Both servers are on the same host.
     Host,
+}
+
+keywords! {
+    Nearness: "host" => Host, "rack" => Rack, "zone" => Zone, "region" => Region;
 }
 
 impl Nearness {

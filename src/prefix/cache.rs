@@ -82,7 +82,7 @@ pub struct PrefixCache {
     servers: Mutex<AHashMap<EndpointId, ServerEstimates>>,
     stats: CacheStats,
     unread: UnreadPrompts,
-    recomputed: Recomputed,
+    recomputed: Arc<Recomputed>,
 }
 
 /// Holder of an endpoint's estimated blocks, and how many it may have.
@@ -144,7 +144,7 @@ impl PrefixCache {
             servers: Mutex::default(),
             stats: CacheStats::default(),
             unread: UnreadPrompts::default(),
-            recomputed: Recomputed::default(),
+            recomputed: Arc::default(),
         }
     }
 
@@ -276,11 +276,16 @@ impl PrefixCache {
         self.recomputed.computed(&update.keys, update.held, update.anywhere, now);
     }
 
-    /// The share of computed blocks that were computed before and that no server holds any more, in recent prompts whose
-    /// blocks are estimated; 0..1.
+    /// The share of computed blocks that were computed before and that no server holds any more, in recent prompts; 0..1.
     #[must_use]
     pub fn recomputed(&self) -> f64 {
         self.recomputed.share()
+    }
+
+    /// Learns that share from KV events.
+    #[must_use]
+    pub fn recomputed_blocks(&self) -> &Arc<Recomputed> {
+        &self.recomputed
     }
 
     /// Adds a speculative entry for a prompt in flight to `endpoint`, and reserves capacity for the blocks that

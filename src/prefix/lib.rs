@@ -24,7 +24,7 @@ pub mod claims;
 pub mod index;
 pub mod key;
 pub mod learning;
-mod recomputed;
+pub mod recomputed;
 pub mod residents;
 pub mod trust;
 pub mod unread;

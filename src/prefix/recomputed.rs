@@ -5,8 +5,13 @@
 //!
 //! One block in 64 is remembered, chosen by a hash of the prompt up to it. A prompt that returns has the same ones.
 //! Memory is bounded by [`MOST`]; the oldest half is forgotten at once.
+//!
+//! The keys of a prompt are known where the server's blocks are estimated. Elsewhere KV events say which blocks a server
+//! has stored. These blocks are known by their own content, since servers name the same prompt differently. The blocks of
+//! responses are among them.
 
 use super::claims::step;
+use super::index::StoredBlock;
 use super::key::BlockKey;
 use ahash::AHashSet;
 use attache_types::clock::Timestamp;
@@ -23,7 +28,7 @@ const PRIOR: f64 = 8.0;
 
 /// Sums over recent prompts.
 #[derive(Debug, Default)]
-pub(super) struct Recomputed {
+pub struct Recomputed {
     sums: Mutex<Sums>,
 }
 
@@ -53,6 +58,26 @@ impl Recomputed {
                 sums.computed += 1.0;
                 sums.again += f64::from(u8::from(!is_new && depth > anywhere as usize));
             }
+        }
+    }
+
+    /// Records blocks that a server reports as stored. No server had the `first` last ones of them.
+    pub fn stored(&self, blocks: &[StoredBlock], first: u32, now: Timestamp) {
+        let held = blocks.len().saturating_sub(first as usize);
+        let sampled = |(at, block): (usize, &StoredBlock)| {
+            let path = step(0, 1, block.key);
+            (path & SAMPLED == 0).then_some((at, path))
+        };
+        let mut sampled = blocks.iter().enumerate().filter_map(sampled).peekable();
+        if sampled.peek().is_none() {
+            return;
+        }
+        let mut sums = self.sums.lock();
+        sums.decay(now);
+        for (at, path) in sampled {
+            let is_new = sums.remember(path);
+            sums.computed += 1.0;
+            sums.again += f64::from(u8::from(!is_new && at >= held));
         }
     }
 
@@ -87,6 +112,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::EngineHash;
     use xxhash_rust::xxh3::xxh3_64_with_seed;
 
     fn prompt(number: u64) -> Vec<BlockKey> {
@@ -111,6 +137,27 @@ mod tests {
         (0..300).for_each(|n| recomputed.computed(&prompt(100 + n), 0, 0, second(60 + n)));
         assert!(recomputed.share() < 0.05, "{}", recomputed.share());
         assert!(recomputed.sums.lock().recent.len() <= MOST);
+    }
+
+    #[test]
+    fn blocks_that_no_server_has_when_one_stores_them_again_count() {
+        let blocks = |number: u64| -> Vec<StoredBlock> {
+            let stored = |(i, key): (u64, BlockKey)| StoredBlock { hash: EngineHash(number << 32 | i), key };
+            (0..).zip(prompt(number)).map(stored).collect()
+        };
+        let recomputed = Recomputed::default();
+        let store = |round: u64, first: u32| {
+            (0..10).for_each(|n| recomputed.stored(&blocks(n), first, second(10 * round + n)));
+        };
+        store(0, 6_400);
+        assert!(recomputed.share() == 0.0, "all are new");
+        store(1, 0);
+        assert!(recomputed.share() == 0.0, "another server has them");
+        (2..5).for_each(|round| store(round, 6_400));
+        assert!((0.4..0.8).contains(&recomputed.share()), "{}", recomputed.share());
+        let half = Recomputed::default();
+        (0..40).for_each(|n| half.stored(&blocks(n % 10), 3_200, second(n)));
+        assert!((0.2..0.5).contains(&half.share()), "the first half was there: {}", half.share());
     }
 
     #[test]

@@ -15,12 +15,11 @@
 //!
 //! Called by `picker`. Imports nothing but [`Api`] and the parser of event streams.
 
-mod walk;
 mod word;
 
 use super::api::Api;
-use super::events::{EventLines, EventPart};
-use walk::{Progress, ValueSink, Visitor, Walker};
+use super::documents::{Documents, EventVisitor};
+use super::members::{DEFAULT_MAX_VALUE_BYTES, DocumentState, MemberReader, Visitor, Wanted, unquoted};
 use word::Word;
 
 /// Default limit of the text, 256 KiB or about 64,000 tokens: longer than the longest responses of models.
@@ -49,28 +48,8 @@ pub enum Stop {
 /// Collects the text of one response.
 #[derive(Debug)]
 pub struct AnswerText {
-    /// Splits an event stream into events; `None` for a single document.
-    events: Option<EventLines>,
-    reader: DocumentReader,
-}
-
-/// Reads one JSON document after the other.
-#[derive(Debug)]
-struct DocumentReader {
-    position: Position,
-    walker: Walker,
+    documents: Documents<Word>,
     collector: Collector,
-}
-
-/// Position in a document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Position {
-    /// Before the first byte of an event's document.
-    Before,
-    /// Inside the document.
-    Inside,
-    /// After the document, or in data that is none.
-    Behind,
 }
 
 impl AnswerText {
@@ -86,45 +65,27 @@ impl AnswerText {
             (Api::Responses, AnswerFormat::Events) => TextLayout::ResponsesEvents,
             _ => return None,
         };
-        let (events, position) = match format {
-            AnswerFormat::Json => (None, Position::Inside),
-            AnswerFormat::Events => (Some(EventLines::default()), Position::Behind),
-        };
-        let collector = Collector::new(shape, max_bytes);
-        Some(Self { events, reader: DocumentReader { position, walker: Walker::default(), collector } })
+        let documents = Documents::new(format, MemberReader::new(false, DEFAULT_MAX_VALUE_BYTES));
+        Some(Self { documents, collector: Collector::new(shape, max_bytes) })
     }
 
     /// Processes the next bytes of the response, split anywhere.
     pub fn push(&mut self, chunk: &[u8]) {
-        let Self { events, reader } = self;
-        if reader.collector.stopped.is_some() {
+        if self.collector.stopped.is_some() {
             return;
         }
-        let Some(events) = events else {
-            reader.walk(chunk);
-            return;
-        };
-        events.push(chunk, |part| match part {
-            EventPart::Event(data) => {
-                reader.begin();
-                reader.value(data);
-                reader.end();
-            }
-            // The lines of one event are joined by line feeds.
-            EventPart::Line if reader.position == Position::Inside => reader.walk(b"\n"),
-            EventPart::Line => reader.begin(),
-            EventPart::Data(data) => reader.value(data),
-            EventPart::Name(_) => {}
-            EventPart::End => reader.end(),
-        });
+        self.documents.push(chunk, &mut self.collector);
+        if let Some(DocumentState::Foreign | DocumentState::Broken) = self.documents.only() {
+            self.collector.stop(Stop::Malformed);
+        }
     }
 
     /// Returns the text if the response is one plain text. Of an interrupted event stream, returns
     /// the text of complete events.
     #[must_use]
     pub fn finish(&self) -> Option<&str> {
-        let DocumentReader { position, collector, .. } = &self.reader;
-        if collector.stopped.is_some() || self.events.is_none() && *position != Position::Behind {
+        let collector = &self.collector;
+        if collector.stopped.is_some() || self.documents.only().is_some_and(|state| state != DocumentState::Done) {
             return None;
         }
         let text = collector.text.get(..collector.committed)?;
@@ -135,44 +96,7 @@ impl AnswerText {
     /// then skipped at no cost.
     #[must_use]
     pub fn stopped(&self) -> Option<Stop> {
-        self.reader.collector.stopped
-    }
-}
-
-impl DocumentReader {
-    /// An event begins.
-    fn begin(&mut self) {
-        self.position = Position::Before;
-    }
-
-    /// Processes the next bytes of an event. Only objects are documents; `[DONE]` and similar values are ignored.
-    fn value(&mut self, data: &[u8]) {
-        let data = if self.position == Position::Before { data.trim_ascii_start() } else { data };
-        let Some(first) = data.first() else { return };
-        if self.position == Position::Before {
-            self.walker = Walker::default();
-            self.position = if *first == b'{' { Position::Inside } else { Position::Behind };
-        }
-        self.walk(data);
-    }
-
-    /// The event has ended.
-    fn end(&mut self) {
-        if self.position == Position::Inside {
-            self.collector.stop(Stop::Malformed);
-        }
-        self.position = Position::Behind;
-    }
-
-    fn walk(&mut self, chunk: &[u8]) {
-        if self.position != Position::Inside || self.collector.stopped.is_some() {
-            return;
-        }
-        match self.walker.push(chunk, &mut self.collector) {
-            Progress::Open => {}
-            Progress::Done => self.position = Position::Behind,
-            Progress::Broken => self.collector.stop(Stop::Malformed),
-        }
+        self.collector.stopped
     }
 }
 
@@ -192,29 +116,6 @@ enum TextLayout {
     /// `delta` of `response.output_text.delta`
     ResponsesEvents,
 }
-
-/// Position in a document.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum TextPosition {
-    #[default]
-    Elsewhere,
-    Root,
-    Choices,
-    Choice,
-    /// The `message` or `delta` of a choice.
-    Message,
-    ToolCalls,
-    /// A part of a message that is not text.
-    NotText,
-    Items,
-    Item,
-    Blocks,
-    /// A content block or part; in events, the object that has the `type` of a change.
-    Block,
-}
-
-/// Deepest position: `output[].content[].text` is inside five brackets.
-const MAX_PLACES: usize = 6;
 
 /// A unit that is taken or dropped as a whole once its type is known: a choice, a content block, an event.
 #[derive(Clone, Copy, Debug, Default)]
@@ -241,26 +142,13 @@ struct Collector {
     committed: usize,
     blocks: u32,
     stopped: Option<Stop>,
-    depth: usize,
-    places: [TextPosition; MAX_PLACES],
-    key: Word,
     piece: AnswerUnit,
 }
 
 impl Collector {
     fn new(shape: TextLayout, max_bytes: usize) -> Self {
-        Self {
-            shape,
-            max_bytes,
-            text: Vec::new(),
-            committed: 0,
-            blocks: 0,
-            stopped: None,
-            depth: 0,
-            places: [TextPosition::default(); MAX_PLACES],
-            key: Word::Other,
-            piece: AnswerUnit::default(),
-        }
+        let (text, piece) = (Vec::new(), AnswerUnit::default());
+        Self { shape, max_bytes, text, committed: 0, blocks: 0, stopped: None, piece }
     }
 
     fn stop(&mut self, why: Stop) {
@@ -270,40 +158,13 @@ impl Collector {
         }
     }
 
-    /// Returns the innermost position.
-    fn place(&self) -> TextPosition {
-        self.depth.checked_sub(1).and_then(|at| self.places.get(at)).copied().unwrap_or_default()
-    }
-
-    /// Returns the position inside the object or array that begins here.
-    fn inner(&self, array: bool) -> TextPosition {
-        use TextLayout::*;
-        use TextPosition::*;
-        if self.depth == 0 {
-            return Root;
-        }
-        match (self.shape, self.place(), self.key, array) {
-            (Completions | Chat, Root, Word::Choices, true) => Choices,
-            (Completions | Chat, Choices, _, false) => Choice,
-            (Chat, Choice, Word::Message | Word::Delta, false) => Message,
-            (Chat, Message, Word::ToolCalls, true) => ToolCalls,
-            (Chat, Message, Word::FunctionCall | Word::Content, _) | (Chat, ToolCalls, ..) => NotText,
-            (TextLayout::Messages, Root, Word::Content, true) | (Responses, Item, Word::Content, true) => Blocks,
-            (Responses, Root, Word::Output, true) => Items,
-            (Responses, Items, _, false) => Item,
-            (TextLayout::Messages | Responses, Blocks, _, false) => Block,
-            (MessagesEvents, Root, Word::Delta | Word::ContentBlock, false) => Block,
-            (ResponsesEvents, Root, Word::Item | Word::Part, false) => Block,
-            _ => Elsewhere,
-        }
-    }
-
-    /// Whether a unit begins and ends with this position.
-    fn holds_piece(&self, place: TextPosition) -> bool {
+    /// Whether a unit is the object at this path.
+    fn is_piece(&self, path: &[Word]) -> bool {
         match self.shape {
-            TextLayout::Completions | TextLayout::Chat => place == TextPosition::Choice,
-            TextLayout::Messages | TextLayout::Responses => place == TextPosition::Block,
-            TextLayout::MessagesEvents | TextLayout::ResponsesEvents => place == TextPosition::Root,
+            TextLayout::Completions | TextLayout::Chat => path == [Word::Choices],
+            TextLayout::Messages => path == [Word::Content],
+            TextLayout::Responses => path == [Word::Output, Word::Content],
+            TextLayout::MessagesEvents | TextLayout::ResponsesEvents => path.is_empty(),
         }
     }
 
@@ -360,45 +221,64 @@ enum PieceAction {
 }
 
 impl Visitor for Collector {
-    fn open(&mut self, array: bool) {
-        let place = self.inner(array);
-        if let Some(slot) = self.places.get_mut(self.depth) {
-            *slot = place;
+    type Member = Word;
+
+    fn wants(&mut self, path: &[Word], name: &[u8]) -> Wanted<Word> {
+        use TextLayout::{Chat, Completions, Messages, MessagesEvents, Responses, ResponsesEvents};
+        if self.stopped.is_some() {
+            return Wanted::No;
         }
-        self.depth += 1;
-        self.key = Word::Other;
-        if place == TextPosition::NotText {
-            self.piece.not_plain = true;
-        } else if self.holds_piece(place) {
-            self.piece = AnswerUnit::default();
+        let word = Word::of(name);
+        match (self.shape, path, word) {
+            (Completions | Chat, [], Word::Choices)
+            | (Chat, [Word::Choices, Word::Message | Word::Delta], Word::ToolCalls)
+            | (Messages, [], Word::Content)
+            | (Responses, [], Word::Output)
+            | (Responses, [Word::Output], Word::Content) => Wanted::Elements(word),
+            (Chat, [Word::Choices], Word::Message | Word::Delta)
+            | (Chat, [Word::Choices, Word::Message | Word::Delta], Word::FunctionCall)
+            | (MessagesEvents, [], Word::Delta | Word::ContentBlock)
+            | (ResponsesEvents, [], Word::Item | Word::Part) => Wanted::Members(word),
+            (Completions, [Word::Choices], Word::Text)
+            | (Chat, [Word::Choices, Word::Message | Word::Delta], Word::Content)
+            | (Messages, [Word::Content], Word::Text)
+            | (MessagesEvents, [Word::Delta | Word::ContentBlock], Word::Text)
+            | (Responses, [Word::Output, Word::Content], Word::Text)
+            | (ResponsesEvents, [], Word::Delta) => Wanted::Text(word),
+            (Completions | Chat, [Word::Choices], Word::Index)
+            | (Messages | MessagesEvents | Responses | ResponsesEvents, _, Word::Type) => Wanted::Value(word),
+            _ => Wanted::No,
         }
     }
 
-    fn close(&mut self) {
-        let place = self.place();
-        self.depth = self.depth.saturating_sub(1);
-        self.key = Word::Other;
-        if self.holds_piece(place) {
+    fn begin(&mut self, path: &[Word]) {
+        if self.is_piece(path) {
+            self.piece = AnswerUnit::default();
+        }
+        self.piece.not_plain |= matches!(path, [.., Word::ToolCalls | Word::FunctionCall]);
+    }
+
+    fn end(&mut self, path: &[Word], _number: usize) {
+        if self.is_piece(path) {
             self.end_of_piece();
         }
     }
 
-    fn key(&mut self, key: Word) {
-        self.key = key;
-    }
-
-    fn string(&mut self) -> ValueSink {
-        match (self.shape, self.place(), self.key) {
-            (TextLayout::Completions, TextPosition::Choice, Word::Text)
-            | (TextLayout::Chat, TextPosition::Message, Word::Content)
-            | (
-                TextLayout::Messages | TextLayout::MessagesEvents | TextLayout::Responses,
-                TextPosition::Block,
-                Word::Text,
-            )
-            | (TextLayout::ResponsesEvents, TextPosition::Root, Word::Delta) => ValueSink::Text,
-            (_, TextPosition::Root | TextPosition::Item | TextPosition::Block, Word::Type) => ValueSink::Word,
-            _ => ValueSink::Skip,
+    fn value(&mut self, path: &[Word], member: Word, value: Option<&[u8]>) {
+        let value = value.unwrap_or_default();
+        if member == Word::Index {
+            self.piece.other_choice = value.iter().any(|digit| *digit != b'0');
+            return;
+        }
+        let kind = Word::of(unquoted(value));
+        match (self.shape, path) {
+            (TextLayout::MessagesEvents | TextLayout::ResponsesEvents, []) => self.piece.kind = kind,
+            // Items of other types are tool calls.
+            (TextLayout::Responses, [Word::Output]) if !matches!(kind, Word::Message | Word::Reasoning) => {
+                self.stop(Stop::NotPlain);
+            }
+            (_, []) | (TextLayout::Responses, [Word::Output]) => {}
+            _ => self.piece.block = kind,
         }
     }
 
@@ -410,19 +290,17 @@ impl Visitor for Collector {
         }
     }
 
-    fn word(&mut self, word: Word) {
-        match self.place() {
-            TextPosition::Root => self.piece.kind = word,
-            TextPosition::Block => self.piece.block = word,
-            // Items of other types are tool calls.
-            TextPosition::Item if !matches!(word, Word::Message | Word::Reasoning) => self.stop(Stop::NotPlain),
-            _ => {}
-        }
+    fn mistyped(&mut self, _path: &[Word], member: Word, first: u8) {
+        // Parts of a message instead of its text, or a call in another form.
+        let may_be_text = !matches!(member, Word::Content | Word::FunctionCall) || !matches!(first, b'{' | b'[');
+        self.piece.not_plain |= self.shape == TextLayout::Chat && !may_be_text;
     }
+}
 
-    fn scalar(&mut self, zero: bool) {
-        if self.place() == TextPosition::Choice && self.key == Word::Index {
-            self.piece.other_choice = !zero;
+impl EventVisitor for Collector {
+    fn event_ends(&mut self, document: DocumentState) {
+        if let DocumentState::Open | DocumentState::Broken = document {
+            self.stop(Stop::Malformed);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! `data:` lines of one event belong together; comments and other fields are skipped. An event with one line of data in
 //! one chunk, as model servers send it, is delivered whole.
 //!
-//! Called by all readers of responses. Imports nothing of the crate.
+//! Called by [`super::documents`] and by the load generator. Imports nothing of the crate.
 
 use memchr::memchr2;
 
@@ -15,7 +15,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// A part of an event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EventPart<'c> {
+pub enum EventPart<'c> {
     /// The single line of data of an event, which ends with it.
     Event(&'c [u8]),
     /// A line of data begins.
@@ -43,7 +43,7 @@ enum LinePosition {
 
 /// Splits a stream into events.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct EventLines {
+pub struct EventLines {
     line: LinePosition,
     /// Whether the event has data already.
     has_data: bool,
@@ -59,7 +59,7 @@ impl Default for EventLines {
 
 impl EventLines {
     /// Processes the next bytes of the stream and passes their parts to `on`.
-    pub(super) fn push(&mut self, chunk: &[u8], mut on: impl FnMut(EventPart<'_>)) {
+    pub fn push(&mut self, chunk: &[u8], mut on: impl FnMut(EventPart<'_>)) {
         let Some(last) = chunk.last() else { return };
         let mut rest = if self.returned { chunk.strip_prefix(b"\n").unwrap_or(chunk) } else { chunk };
         self.returned = *last == b'\r';

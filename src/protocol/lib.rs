@@ -16,8 +16,9 @@
 pub mod answer;
 pub mod api;
 pub mod dialect;
+mod documents;
 pub mod edit;
-mod events;
+pub mod events;
 pub mod grpc;
 mod json;
 mod members;
@@ -69,6 +70,10 @@ pub struct Request<'a> {
     pub conversation: Option<Cow<'a, str>>,
     /// The client's own key for requests that share a prefix.
     pub prompt_cache_key: Option<Cow<'a, str>>,
+    /// The client's own id of a session (`session_id`), as vLLM and OpenRouter have it.
+    pub session_id: Option<Cow<'a, str>>,
+    /// Messages API: `metadata.user_id`, in which coding agents have the id of their session.
+    pub metadata_user_id: Option<Cow<'a, str>>,
     /// Whether the server cuts the start of the prompt (`truncate_prompt_tokens`), so that its
     /// first computed token is unknown.
     pub truncated: bool,
@@ -96,6 +101,8 @@ impl Default for Request<'_> {
             previous_response_id: None,
             conversation: None,
             prompt_cache_key: None,
+            session_id: None,
+            metadata_user_id: None,
             truncated: false,
             opaque_prompt: false,
             skips_cache: false,

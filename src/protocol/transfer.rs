@@ -15,33 +15,27 @@
 //! a stream of responses, the last event repeats the whole object.
 //!
 //! It follows the structure: only members at the server's own positions count, not text of a client or a model. Called
-//! by `picker`; imports only APIs, the format of responses, and the parser of event streams.
+//! by `picker`; imports only APIs, the format of responses, and their documents.
 
 use super::answer::AnswerFormat;
 use super::api::Api;
-use super::events::{EventLines, EventPart};
-use memchr::memchr2;
-use smallvec::SmallVec;
+use super::documents::{Documents, EventVisitor};
+use super::members::{MemberReader, Visitor, Wanted, unquoted};
 
 /// Longest value that is stored, 1 MiB of JSON: the ids of 100,000 tokens, or the blocks of a million.
 const MAX_VALUE: usize = 1 << 20;
-/// Deepest nesting that is followed: serde_json's default.
-const MAX_DEPTH: usize = 128;
-/// Longest key or word that matters, in bytes.
-const MAX_WORD: usize = 20;
 
 /// Reads one response.
 #[derive(Debug)]
 pub struct TransferScanner {
-    /// Splits an event stream into events; `None` for a single document.
-    events: Option<EventLines>,
-    walk: Walk,
+    documents: Documents<Key>,
     reported: ReportedTransfer,
 }
 
 /// What a response has reported.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ReportedTransfer {
+    shape: TransferLayout,
     params: Vec<u8>,
     ids: Vec<u32>,
     finish: Option<Finish>,
@@ -61,8 +55,8 @@ pub enum Finish {
 /// A key that matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Key {
+    // The default only fills the unused part of the reader's path.
     #[default]
-    Other,
     Params,
     Choices,
     TokenIds,
@@ -73,73 +67,24 @@ enum Key {
 }
 
 /// Structure of an API's responses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransferLayout {
-    #[default]
     Choices,
     Message,
     Response,
 }
 
 impl TransferLayout {
-    /// Returns the meaning of a key; `word` ends with the quote.
-    fn key(self, word: &[u8]) -> Key {
-        match (self, word) {
-            (_, b"kv_transfer_params\"") => Key::Params,
-            (Self::Choices, b"choices\"") => Key::Choices,
-            (Self::Choices, b"token_ids\"") => Key::TokenIds,
-            (Self::Choices, b"finish_reason\"") | (Self::Message, b"stop_reason\"") | (Self::Response, b"status\"") => {
-                Key::Finish
-            }
-            (Self::Message, b"delta\"") | (Self::Response, b"response\"") => Key::Root,
-            _ => Key::Other,
-        }
-    }
-
     /// Returns the meaning of the word under [`Key::Finish`]; `None` if the response continues or has failed.
     fn finish(self, word: &[u8]) -> Option<Finish> {
         match (self, word) {
-            (Self::Choices, b"length\"") | (Self::Message, b"max_tokens\"") | (Self::Response, b"incomplete\"") => {
+            (Self::Choices, b"length") | (Self::Message, b"max_tokens") | (Self::Response, b"incomplete") => {
                 Some(Finish::Length)
             }
-            (Self::Response, b"completed\"") | (Self::Choices | Self::Message, _) => Some(Finish::Stop),
+            (Self::Response, b"completed") | (Self::Choices | Self::Message, _) => Some(Finish::Stop),
             (Self::Response, _) => None,
         }
     }
-}
-
-/// The use of a stored value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StoredUse {
-    Params,
-    Ids,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Text {
-    Key,
-    Finish,
-    Skip,
-}
-
-/// State of one JSON document.
-#[derive(Debug, Default)]
-struct Walk {
-    shape: TransferLayout,
-    /// Whether each open bracket is an object's, the innermost lowest.
-    objects: u128,
-    depth: usize,
-    /// The keys of the outer brackets.
-    under: [Key; 4],
-    key: Key,
-    key_next: bool,
-    text: Option<Text>,
-    escaped: bool,
-    word: SmallVec<[u8; 24]>,
-    /// The value that is being stored, and the depth at which it ends.
-    kept: Option<(StoredUse, usize)>,
-    raw: Vec<u8>,
-    broken: bool,
 }
 
 impl TransferScanner {
@@ -152,28 +97,13 @@ impl TransferScanner {
             Api::Responses => TransferLayout::Response,
             _ => return None,
         };
-        let events = (format == AnswerFormat::Events).then(EventLines::default);
-        Some(Self { events, walk: Walk::of(shape), reported: ReportedTransfer::default() })
+        let reported = ReportedTransfer { shape, params: Vec::new(), ids: Vec::new(), finish: None, cut: false };
+        Some(Self { documents: Documents::new(format, MemberReader::new(false, MAX_VALUE)), reported })
     }
 
     /// Processes the next bytes of the response, split anywhere.
     pub fn push(&mut self, chunk: &[u8]) {
-        let Self { events, walk, reported } = self;
-        let Some(events) = events else {
-            walk.push(chunk, reported);
-            return;
-        };
-        events.push(chunk, |part| match part {
-            EventPart::Event(data) => {
-                *walk = Walk::of(walk.shape);
-                walk.push(data, reported);
-            }
-            // The lines of one event are joined by line feeds.
-            EventPart::Line if walk.depth > 0 => walk.push(b"\n", reported),
-            EventPart::Line | EventPart::End => *walk = Walk::of(walk.shape),
-            EventPart::Data(data) => walk.push(data, reported),
-            EventPart::Name(_) => {}
-        });
+        self.documents.push(chunk, &mut self.reported);
     }
 
     /// Returns the last `kv_transfer_params`: one JSON object, as it was written.
@@ -195,143 +125,45 @@ impl TransferScanner {
     }
 }
 
-impl Walk {
-    fn of(shape: TransferLayout) -> Self {
-        Self { shape, ..Self::default() }
-    }
+impl Visitor for ReportedTransfer {
+    type Member = Key;
 
-    fn push(&mut self, chunk: &[u8], reported: &mut ReportedTransfer) {
-        let mut rest = chunk;
-        while !rest.is_empty() && !self.broken {
-            let length = match self.text {
-                Some(text) => self.text(text, rest, reported),
-                None => self.between(rest, reported),
-            };
-            rest = rest.get(length..).unwrap_or_default();
+    fn wants(&mut self, path: &[Key], name: &[u8]) -> Wanted<Key> {
+        use TransferLayout::{Choices, Message, Response};
+        match (self.shape, path, name) {
+            (_, [] | [Key::Root], b"kv_transfer_params") => Wanted::Value(Key::Params),
+            (Choices, [], b"choices") => Wanted::Elements(Key::Choices),
+            (Message, [], b"delta") | (Response, [], b"response") => Wanted::Members(Key::Root),
+            (Choices, [Key::Choices], b"token_ids") => Wanted::Value(Key::TokenIds),
+            (Choices, [Key::Choices], b"finish_reason")
+            | (Message, [] | [Key::Root], b"stop_reason")
+            | (Response, [] | [Key::Root], b"status") => Wanted::Value(Key::Finish),
+            _ => Wanted::No,
         }
     }
 
-    /// Consumes bytes of a string. Returns how many.
-    fn text(&mut self, text: Text, rest: &[u8], reported: &mut ReportedTransfer) -> usize {
-        let end = if self.escaped { Some(0) } else { memchr2(b'"', b'\\', rest) };
-        let length = end.map_or(rest.len(), |at| at + 1);
-        let part = rest.get(..length).unwrap_or_default();
-        self.keep(part);
-        if text != Text::Skip {
-            let room = MAX_WORD.saturating_sub(self.word.len());
-            self.word.extend_from_slice(part.get(..room).unwrap_or(part));
-        }
-        match end.and_then(|at| rest.get(at)) {
-            Some(b'"') if !self.escaped => self.end_text(text, reported),
-            Some(b'\\') if !self.escaped => self.escaped = true,
-            _ => self.escaped = false,
-        }
-        length
-    }
+    fn begin(&mut self, _path: &[Key]) {}
 
-    fn end_text(&mut self, text: Text, reported: &mut ReportedTransfer) {
-        self.text = None;
-        match (text, &*self.word) {
-            (Text::Key, word) => self.key = self.shape.key(word),
-            (Text::Finish, word) => reported.finish = self.shape.finish(word).or(reported.finish),
-            (Text::Skip, _) => {}
-        }
-        self.word.clear();
-    }
+    fn end(&mut self, _path: &[Key], _number: usize) {}
 
-    /// Consumes bytes between strings. Returns how many.
-    fn between(&mut self, rest: &[u8], reported: &mut ReportedTransfer) -> usize {
-        let Some(byte) = rest.first() else { return 0 };
-        match byte {
-            b'"' => {
-                let is_finish = self.key == Key::Finish && self.may_finish();
-                self.text = Some(match (self.key_next, is_finish) {
-                    (true, _) => Text::Key,
-                    (false, true) => Text::Finish,
-                    (false, false) => Text::Skip,
-                });
-                self.key_next = false;
-            }
-            b'{' | b'[' => self.open(*byte),
-            b'}' | b']' => {
-                self.keep(&[*byte]);
-                return self.close(reported);
-            }
-            b',' => {
-                self.key_next = self.objects & 1 == 1;
-                self.key = Key::Other;
-            }
-            _ => {}
-        }
-        self.keep(&[*byte]);
-        1
-    }
-
-    /// Whether the position is directly in an element of `choices`.
-    fn is_in_choice(&self) -> bool {
-        self.depth == 3 && self.objects & 0b111 == 0b101 && self.under.get(1) == Some(&Key::Choices)
-    }
-
-    /// Whether the position is directly in the root of a response: the document, or the object that has
-    /// its place in an event.
-    fn is_in_root(&self) -> bool {
-        self.depth == 1 || (self.depth == 2 && self.objects & 0b11 == 0b11 && self.under.get(1) == Some(&Key::Root))
-    }
-
-    /// Whether the end of the response is reported at this position.
-    fn may_finish(&self) -> bool {
-        if self.shape == TransferLayout::Choices { self.is_in_choice() } else { self.is_in_root() }
-    }
-
-    fn open(&mut self, bracket: u8) {
-        let wanted = match (self.key, bracket) {
-            (Key::Params, b'{') if self.is_in_root() => Some(StoredUse::Params),
-            (Key::TokenIds, b'[') if self.is_in_choice() => Some(StoredUse::Ids),
-            _ => None,
+    fn value(&mut self, _path: &[Key], member: Key, value: Option<&[u8]>) {
+        let Some(value) = value else {
+            self.cut |= member != Key::Finish;
+            return;
         };
-        if let Some(wanted) = wanted {
-            self.raw.clear();
-            self.kept = Some((wanted, self.depth));
-        }
-        if let Some(slot) = self.under.get_mut(self.depth) {
-            *slot = self.key;
-        }
-        self.objects = self.objects << 1 | u128::from(bracket == b'{');
-        self.depth += 1;
-        self.key = Key::Other;
-        self.key_next = bracket == b'{';
-        self.broken |= self.depth > MAX_DEPTH;
-    }
-
-    fn close(&mut self, reported: &mut ReportedTransfer) -> usize {
-        match self.depth.checked_sub(1) {
-            Some(depth) => self.depth = depth,
-            None => self.broken = true,
-        }
-        self.objects >>= 1;
-        (self.key_next, self.key) = (false, Key::Other);
-        if let Some((wanted, _)) = self.kept.filter(|(_, depth)| *depth == self.depth) {
-            self.kept = None;
-            if self.raw.len() > MAX_VALUE {
-                reported.cut = true;
-            }
-            match wanted {
-                StoredUse::Params => reported.params = std::mem::take(&mut self.raw),
-                StoredUse::Ids => match serde_json::from_slice::<Vec<u32>>(&self.raw) {
-                    Ok(ids) => reported.ids.extend_from_slice(&ids),
-                    Err(_) => reported.cut = true,
-                },
-            }
-        }
-        1
-    }
-
-    fn keep(&mut self, bytes: &[u8]) {
-        if self.kept.is_some() && self.raw.len() <= MAX_VALUE {
-            self.raw.extend_from_slice(bytes);
+        match (member, value.first()) {
+            (Key::Params, Some(b'{')) => self.params = value.to_vec(),
+            (Key::TokenIds, Some(b'[')) => match serde_json::from_slice::<Vec<u32>>(value) {
+                Ok(ids) => self.ids.extend_from_slice(&ids),
+                Err(_) => self.cut = true,
+            },
+            (Key::Finish, Some(b'"')) => self.finish = self.shape.finish(unquoted(value)).or(self.finish),
+            _ => {}
         }
     }
 }
+
+impl EventVisitor for ReportedTransfer {}
 
 #[cfg(test)]
 mod tests;

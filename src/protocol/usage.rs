@@ -22,8 +22,8 @@ mod generated;
 
 use super::answer::AnswerFormat;
 use super::api::Api;
-use super::events::{EventLines, EventPart};
-use super::members::{MemberReader, Visitor, Wanted};
+use super::documents::{Documents, EventVisitor};
+use super::members::{DEFAULT_MAX_VALUE_BYTES, DocumentState, MemberReader, Visitor, Wanted, unquoted};
 use count::Count;
 pub use count::UnreadCount;
 use counts::{CountMember, Counts};
@@ -83,10 +83,7 @@ pub struct Watch {
 /// Scans one response while it passes.
 #[derive(Debug)]
 pub struct UsageScanner {
-    events: Option<EventLines>,
-    /// Number of events so far.
-    event_count: u32,
-    document: MemberReader<UsageMember>,
+    documents: Documents<UsageMember>,
     found: ScannedValues,
 }
 
@@ -100,8 +97,11 @@ enum UsageLayout {
 }
 
 /// A member that is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum UsageMember {
+    /// The object below the root that has the counts.
+    #[default]
+    Inner,
     Usage,
     Error,
     Id,
@@ -159,6 +159,8 @@ impl ObjectValues {
 struct ScannedValues {
     shape: UsageLayout,
     watch: Watch,
+    /// Number of events so far.
+    events: u32,
     /// Whether the response is a stream in which an object may be nothing but the usage.
     may_be_bare: bool,
     /// Whether the object is nothing but the usage, according to its first member; `None` before that.
@@ -200,6 +202,7 @@ impl UsageScanner {
         let found = ScannedValues {
             shape,
             watch,
+            events: 0,
             may_be_bare: shape == UsageLayout::Root && format == AnswerFormat::Events,
             is_bare: None,
             name: SmallVec::new(),
@@ -213,43 +216,13 @@ impl UsageScanner {
             error: None,
             response_id: None,
         };
-        let events = (format == AnswerFormat::Events).then(EventLines::default);
-        Self { events, event_count: 0, document: MemberReader::new(shape == UsageLayout::Generated), found }
+        let document = MemberReader::new(shape == UsageLayout::Generated, DEFAULT_MAX_VALUE_BYTES);
+        Self { documents: Documents::new(format, document), found }
     }
 
     /// Processes the next bytes of the response.
     pub fn push(&mut self, chunk: &[u8]) {
-        let Self { events, event_count, document, found } = self;
-        let Some(events) = events else {
-            document.push(chunk, found);
-            return;
-        };
-        events.push(chunk, |part| match part {
-            EventPart::Event(data) => {
-                *event_count = event_count.saturating_add(1);
-                if found.may_be_in(data) {
-                    document.restart();
-                    document.push(data, found);
-                    document.restart();
-                }
-                found.name.clear();
-            }
-            // The lines of one event are joined by line feeds.
-            EventPart::Line if document.is_open() => document.push(b"\n", found),
-            EventPart::Line => {
-                *event_count = event_count.saturating_add(1);
-                document.restart();
-            }
-            EventPart::Data(data) => document.push(data, found),
-            EventPart::Name(name) => {
-                let space = MAX_EVENT_NAME.saturating_sub(found.name.len());
-                found.name.extend_from_slice(name.get(..space).unwrap_or(name));
-            }
-            EventPart::End => {
-                document.restart();
-                found.name.clear();
-            }
-        });
+        self.documents.push(chunk, &mut self.found);
     }
 
     /// Returns the token counts found so far; `None` when the response has not reported any.
@@ -271,7 +244,7 @@ impl UsageScanner {
     /// Returns the number of events so far; 0 for a single document.
     #[must_use]
     pub fn events(&self) -> u32 {
-        self.event_count
+        self.found.events
     }
 
     /// Returns the first error found in the stream.
@@ -288,19 +261,6 @@ impl UsageScanner {
 }
 
 impl ScannedValues {
-    /// Whether the data of an event may have values that are still needed: one or two substring
-    /// searches, which exclude most events.
-    fn may_be_in(&self, data: &[u8]) -> bool {
-        let counts = match self.shape {
-            UsageLayout::Root | UsageLayout::MessageEvents => &USAGE,
-            UsageLayout::ResponseEvents => &RESPONSE,
-            UsageLayout::Generated => &META_INFO,
-        };
-        has_member(data, counts)
-            || self.may_be_bare && begins_with_count(data)
-            || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(EventType::Error)))
-    }
-
     /// The event type of the name; `None` for an event without a name.
     fn named(&self) -> Option<EventType> {
         Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(EventType::of)
@@ -312,6 +272,12 @@ impl ScannedValues {
 
     fn wants_id(&self) -> bool {
         self.watch.response_id && self.response_id.is_none()
+    }
+
+    /// An object below the root begins, which counts instead of an earlier one of the same name.
+    fn forget_inner(&mut self) {
+        self.inner = ObjectValues::default();
+        self.generated.current = AnswerCounts::default();
     }
 
     /// Applies the values of the document, depending on the type of the event.
@@ -349,7 +315,8 @@ impl ScannedValues {
 impl Visitor for ScannedValues {
     type Member = UsageMember;
 
-    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<UsageMember> {
+    fn wants(&mut self, path: &[UsageMember], name: &[u8]) -> Wanted<UsageMember> {
+        let inner = !path.is_empty();
         if self.may_be_bare && !inner && *self.is_bare.get_or_insert_with(|| BARE.contains(&name)) {
             match name {
                 b"prompt_tokens" => return Wanted::Value(UsageMember::PromptTokens),
@@ -365,7 +332,7 @@ impl Visitor for ScannedValues {
             }
             (UsageLayout::MessageEvents, false, b"message")
             | (UsageLayout::ResponseEvents, false, b"response")
-            | (UsageLayout::Generated, false, b"meta_info") => Wanted::Members,
+            | (UsageLayout::Generated, false, b"meta_info") => Wanted::Members(UsageMember::Inner),
             (UsageLayout::Root, false, b"id") | (UsageLayout::ResponseEvents, true, b"id") => {
                 value(self.wants_id(), UsageMember::Id)
             }
@@ -383,21 +350,24 @@ impl Visitor for ScannedValues {
         }
     }
 
-    fn begin(&mut self) {
-        (self.kind, self.code, self.is_bare) = (None, None, None);
-        (self.root, self.inner) = (ObjectValues::default(), ObjectValues::default());
-        (self.generated.index, self.generated.current) = (None, AnswerCounts::default());
+    fn begin(&mut self, path: &[UsageMember]) {
+        if path.is_empty() {
+            (self.kind, self.code, self.is_bare) = (None, None, None);
+            self.root = ObjectValues::default();
+            self.generated.index = None;
+        }
+        self.forget_inner();
     }
 
-    fn inner(&mut self) {
-        self.inner = ObjectValues::default();
-        self.generated.current = AnswerCounts::default();
+    fn mistyped(&mut self, _path: &[UsageMember], _member: UsageMember, _first: u8) {
+        self.forget_inner();
     }
 
-    fn value(&mut self, inner: bool, member: UsageMember, value: Option<&[u8]>) {
+    fn value(&mut self, path: &[UsageMember], member: UsageMember, value: Option<&[u8]>) {
         let value = value.unwrap_or_default();
-        let said = if inner { &mut self.inner } else { &mut self.root };
+        let said = if path.is_empty() { &mut self.root } else { &mut self.inner };
         match member {
+            UsageMember::Inner => {}
             UsageMember::Usage => said.usage = Counts::read(value),
             UsageMember::Error => said.error = StreamError::read(value),
             UsageMember::Id => {
@@ -420,12 +390,42 @@ impl Visitor for ScannedValues {
         }
     }
 
-    fn end(&mut self, number: usize) {
+    fn end(&mut self, path: &[UsageMember], number: usize) {
+        if !path.is_empty() {
+            return;
+        }
         if self.shape == UsageLayout::Generated {
             self.unread = self.unread.or(self.generated.current.unread());
             self.generated.end(number);
         }
         self.take();
+    }
+}
+
+impl EventVisitor for ScannedValues {
+    /// One or two substring searches, which exclude most events.
+    fn may_be_in(&mut self, data: &[u8]) -> bool {
+        let counts = match self.shape {
+            UsageLayout::Root | UsageLayout::MessageEvents => &USAGE,
+            UsageLayout::ResponseEvents => &RESPONSE,
+            UsageLayout::Generated => &META_INFO,
+        };
+        has_member(data, counts)
+            || self.may_be_bare && begins_with_count(data)
+            || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(EventType::Error)))
+    }
+
+    fn event_begins(&mut self) {
+        self.events = self.events.saturating_add(1);
+    }
+
+    fn event_name(&mut self, part: &[u8]) {
+        let space = MAX_EVENT_NAME.saturating_sub(self.name.len());
+        self.name.extend_from_slice(part.get(..space).unwrap_or(part));
+    }
+
+    fn event_ends(&mut self, _document: DocumentState) {
+        self.name.clear();
     }
 }
 
@@ -444,11 +444,6 @@ fn begins_with_count(data: &[u8]) -> bool {
     name.is_some_and(|name| {
         BARE.iter().any(|count| name.strip_prefix(*count).is_some_and(|rest| rest.starts_with(b"\"")))
     })
-}
-
-/// Returns the bytes between the quotes of a JSON string; empty for any other value.
-fn unquoted(value: &[u8]) -> &[u8] {
-    value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -9,6 +9,9 @@ use xxhash_rust::xxh3::xxh3_128;
 /// a replay; one that computes with the value does not.
 pub const CREDENTIALS: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
 
+/// The name under which the hash of a request's tenant is recorded: no header has it.
+pub const TENANT: &str = ":tenant";
+
 /// A header source that notes which headers were read.
 #[derive(Debug)]
 pub struct Noted<'a> {
@@ -39,13 +42,18 @@ impl HeaderSource for Noted<'_> {
     fn user(&self, name: &str) -> Option<&str> {
         self.note(name, self.source.user(name))
     }
+
+    fn tenant(&self) -> Option<&str> {
+        let tenant = self.source.tenant()?;
+        self.note(TENANT, Some(tenant))
+    }
 }
 
 impl Noted<'_> {
     fn note<'v>(&self, name: &str, value: Option<&'v str>) -> Option<&'v str> {
         let mut asked = self.asked.borrow_mut();
         if !asked.contains_key(name) {
-            let shown = |v: &str| if CREDENTIALS.contains(&name) { hash(v) } else { v.to_owned() };
+            let shown = |v: &str| if name == TENANT || CREDENTIALS.contains(&name) { hash(v) } else { v.to_owned() };
             asked.insert(name.to_owned(), value.map(shown));
         }
         value

@@ -123,6 +123,12 @@ pub enum Line {
         #[serde(skip_serializing_if = "is_default", default)]
         leg: RequestLeg,
     },
+    /// A session ended: strategies drop what they recorded of it.
+    SessionEnd {
+        session: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tenant: Option<String>,
+    },
     /// The end of the response.
     End(Ended),
     /// A leg of the request was dropped without an end.
@@ -205,7 +211,7 @@ pub struct Decided {
     /// What algorithms computed from the prompt's text, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub digests: BTreeMap<String, Vec<u64>>,
-    /// Whether the endpoint was fixed without an algorithm: by a previous response or a test header.
+    /// Whether the endpoint was fixed without an algorithm: by a previous response, a reservation or a test header.
     #[serde(skip_serializing_if = "is_default", default)]
     pub preset: bool,
     /// The endpoints, best first; empty when the request was rejected.

@@ -307,6 +307,7 @@ impl Front {
         let known = known(&request, &pool.name, request.adapter.as_deref().or(base_named), text.as_ref(), &prompt);
         let view = RequestView {
             head: &head,
+            pool: None,
             called: "",
             api: Api::ChatCompletions,
             response_id: None,

@@ -102,8 +102,8 @@ pub struct Summary {
     pub equal: u64,
     /// Decisions that differ and depend on random numbers: on a tie, or the strategy chooses at random.
     pub by_chance: u64,
-    /// Requests whose endpoint no strategy chose, because a stored response or a test header named it. The replay
-    /// keeps it.
+    /// Requests whose endpoint no strategy chose, because a stored response, a reservation or a test header named it.
+    /// The replay keeps it.
     pub preset: u64,
     /// The first [`MAX_DIFFERENCES`] decisions that differ.
     pub differences: Vec<Difference>,

@@ -5,6 +5,7 @@
 //! [`RequestTrace`] and [`DecisionTrace`] for one request. `telemetry` implements all of them. An event costs one call through a reference
 //! and no allocation.
 
+use crate::agent::AgentIdentity;
 use crate::settings::ExplainSettings;
 use attache_disagg::Failure;
 use attache_pool::Endpoint;
@@ -33,6 +34,10 @@ pub enum Event {
     ErrorInStream,
     /// Result of a request to a prefill server; `Ok` when it computed the prompt.
     PrefillLeg(Result<(), Failure>),
+    /// A session was ended.
+    SessionEnd(SessionEnd),
+    /// A reservation was made, used or ended.
+    Reservation(ReservationOutcome),
 }
 
 /// An event of one routed request, counted for its pool.
@@ -259,6 +264,42 @@ attache_types::labels! {
 }
 
 attache_types::labels! {
+    /// What ended a session.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum SessionEnd {
+        /// The header of its last request.
+        Header => "header",
+        /// A call through the gateway.
+        Gateway => "gateway",
+        /// A call to the admin port.
+        Admin => "admin",
+    }
+}
+
+attache_types::labels! {
+    /// What happened to a reservation. Each that was made also ends in one of the other ways, except the last two.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum ReservationOutcome {
+        /// It was made.
+        Made => "made",
+        /// Its request has taken it over.
+        Used => "used",
+        /// Its time ended before its request was sent.
+        Expired => "expired",
+        /// A call released it.
+        Released => "released",
+        /// The request that named it does not fit: another pool or model, or a larger request.
+        Mismatched => "mismatched",
+        /// Its endpoint left the pool, drains or is ejected: the request was decided again.
+        EndpointGone => "endpoint_gone",
+        /// A request named a wrong or expired id.
+        Unknown => "unknown",
+        /// It was not made: too many are open.
+        Refused => "refused",
+    }
+}
+
+attache_types::labels! {
     /// A degraded mode in which a decision was made or a response was read.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Degraded {
@@ -316,8 +357,10 @@ attache_types::labels! {
         ClientAborted => "client_aborted",
         /// An error of Attaché.
         FailedInternal => "failed_internal",
-        /// Attaché responded itself, with the list of models.
+        /// Attaché responded itself: with the list of models, or to the end of a session.
         Answered => "answered",
+        /// Attaché could not decide and passed the request on: Envoy's own load balancing chose the endpoint.
+        FellBack => "fell_back",
     }
 }
 
@@ -347,6 +390,10 @@ attache_types::labels! {
 
 /// The [`DecisionRecord::end`] of rejected requests.
 pub const REJECTED: &str = "rejected";
+/// The [`DecisionRecord::end`] of reservations whose request was not sent in time.
+pub const UNSENT: &str = "unsent";
+/// The [`DecisionRecord::end`] of requests that were passed on without a decision.
+pub const FELL_BACK: &str = "fell_back";
 
 attache_types::labels! {
     /// How a request that could be split was served.
@@ -428,6 +475,9 @@ pub struct DecisionRecord {
     pub ended: Timestamp,
     /// `x-request-id` of the request.
     pub request_id: String,
+    /// The agent that sent the request, if the request names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Box<AgentIdentity>>,
     /// The API, as in metric labels.
     pub api: &'static str,
     /// Name of the pool.

@@ -119,6 +119,15 @@ pub struct ExchangeSettings {
     pub objectives: BTreeMap<String, i32>,
 }
 
+impl ExchangeSettings {
+    /// Whether programs of agents may be flows of the queue: the client's headers are trusted, and nothing else is
+    /// configured to name flows.
+    #[must_use]
+    pub fn has_program_flows(&self) -> bool {
+        self.trust_client_headers && self.session_headers.is_empty() && self.tenant.is_none()
+    }
+}
+
 /// How a request's tenant is determined. The source is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantRule {

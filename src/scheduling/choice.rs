@@ -228,6 +228,11 @@ impl Choices {
         }
     }
 
+    /// Has all strategies drop what they recorded of the session `id` of `tenant`.
+    pub fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.all().for_each(|strategy| strategy.end_session(tenant, id));
+    }
+
     /// SLO profile stores of the strategies; the caller fills them.
     #[must_use]
     pub fn slo_profiles(&self) -> Vec<&Arc<SloProfiles>> {

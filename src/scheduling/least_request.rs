@@ -5,7 +5,7 @@
 //! When not: prompts share prefixes, since caches are ignored, or differ much in length. Source: AIBrix
 //! `least-request`, Envoy `LEAST_REQUEST`.
 
-use crate::plugin::{Better, CountParams, params};
+use crate::plugin::{Better, CountParams, params, section};
 use crate::registry::Descriptor;
 use crate::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -16,6 +16,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-request",
     summary: "Picks the ready endpoint with the fewest requests waiting and running; ties at random.",
     source: "AIBrix `least-request`, Envoy `LEAST_REQUEST`",
+    parameters: section::<CountParams>,
     build: |value, _| {
         let CountParams { compat } = params(value)?;
         Ok(if compat { Box::new(LeastOwnRequest) as Box<dyn Strategy> } else { Box::new(LeastRequest) })

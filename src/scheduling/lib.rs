@@ -21,6 +21,7 @@ pub mod digest;
 pub mod division;
 pub mod facts;
 pub mod floors;
+mod headers;
 pub mod least_request;
 pub mod losses;
 pub mod objective;

@@ -16,90 +16,16 @@ use attache_protocol::Prompt;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
+use attache_types::{keywords, parameters};
 use rand::RngExt;
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use attache_types::params::{Inert, NoParams, ParamError, Step, params, written};
-
-/// Source of a request's headers.
-pub trait HeaderSource: Debug {
-    /// First value of a header (lower-case name), if it is UTF-8.
-    fn header(&self, name: &str) -> Option<&str>;
-
-    /// User of the request: its tenant if `exchange.tenant` is set, else the value of the header `name`.
-    fn user(&self, name: &str) -> Option<&str> {
-        self.header(name)
-    }
-
-    /// The endpoint that was picked for another stage of the same request. Never taken from the client.
-    fn peer(&self) -> Option<&Endpoint> {
-        None
-    }
-}
-
-impl HeaderSource for BTreeMap<String, String> {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.get(name).map(String::as_str)
-    }
-}
-
-/// The headers of a request; empty by default.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Headers<'a>(Option<&'a dyn HeaderSource>);
-
-impl<'a> Headers<'a> {
-    /// The headers of `source`.
-    #[must_use]
-    pub fn of(source: &'a dyn HeaderSource) -> Self {
-        Self(Some(source))
-    }
-
-    /// First value of a header (lower-case name), if it is UTF-8.
-    #[must_use]
-    pub fn get(self, name: &str) -> Option<&'a str> {
-        self.0?.header(name)
-    }
-
-    /// User of the request: its tenant if `exchange.tenant` is set, else the value of the header `name`.
-    #[must_use]
-    pub fn user(self, name: &str) -> Option<&'a str> {
-        self.0?.user(name)
-    }
-
-    /// The endpoint that was picked for another stage of the same request.
-    #[must_use]
-    pub fn peer(self) -> Option<&'a Endpoint> {
-        self.0?.peer()
-    }
-}
-
-/// Headers of a request together with the endpoint that another stage has.
-#[derive(Debug)]
-pub struct PeerHeaders<'a> {
-    /// Headers of the request.
-    pub headers: Headers<'a>,
-    /// Endpoint of the other stage.
-    pub peer: &'a Endpoint,
-}
-
-impl HeaderSource for PeerHeaders<'_> {
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name)
-    }
-
-    fn user(&self, name: &str) -> Option<&str> {
-        self.headers.user(name)
-    }
-
-    fn peer(&self) -> Option<&Endpoint> {
-        Some(self.peer)
-    }
-}
+pub use super::headers::{HeaderSource, Headers, PeerHeaders};
+pub use attache_types::params::{Inert, NoParams, ParamError, Step, params, section};
 
 /// Facts about the request that routing algorithms may read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -345,6 +271,9 @@ pub trait Strategy: Send + Sync + Debug {
     /// pool, or their model servers lost their caches.
     fn forget(&self, _lost: &[EndpointId]) {}
 
+    /// Drops the endpoint that is recorded for the session `id` of `tenant`: no request of it will follow.
+    fn end_session(&self, _tenant: Option<&str>, _id: &str) {}
+
     /// Adds response headers, once the endpoint that served is known.
     fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
@@ -430,6 +359,9 @@ pub trait Filter: Send + Sync + Debug {
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
+    /// As [`Strategy::end_session`].
+    fn end_session(&self, _tenant: Option<&str>, _id: &str) {}
+
     /// As [`Strategy::response_headers`].
     fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
@@ -454,6 +386,9 @@ pub trait Scorer: Send + Sync + Debug {
 
     /// As [`Strategy::forget`].
     fn forget(&self, _lost: &[EndpointId]) {}
+
+    /// As [`Strategy::end_session`].
+    fn end_session(&self, _tenant: Option<&str>, _id: &str) {}
 
     /// As [`Strategy::response_headers`].
     fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
@@ -534,6 +469,15 @@ impl Plugin {
         }
     }
 
+    /// As [`Strategy::end_session`].
+    pub fn end_session(&self, tenant: Option<&str>, id: &str) {
+        match self {
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.end_session(tenant, id),
+            Plugin::Scorer(scorer) => scorer.end_session(tenant, id),
+            Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
+        }
+    }
+
     /// As [`Strategy::response_headers`].
     pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         match self {
@@ -556,8 +500,7 @@ impl Plugin {
 }
 
 /// Order of endpoints for which a strategy has no figure.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FigureFallback {
     /// The fewest requests first.
     #[default]
@@ -566,18 +509,21 @@ pub enum FigureFallback {
     Random,
 }
 
-/// Parameters of a strategy that decides by one metric.
-#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct FigureParams {
-    /// Order of endpoints if none reports the metric.
-    pub fallback: FigureFallback,
+keywords! {
+    FigureFallback: "least-request" => LeastRequest, "random" => Random;
 }
 
-/// Parameters of a strategy that decides by the number of requests.
-#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CountParams {
-    /// Count only this replica's requests, as AIBrix does.
-    pub compat: bool,
+parameters! {
+    /// Parameters of a strategy that decides by one metric.
+    #[derive(Clone, Copy)]
+    pub struct FigureParams {
+        /// Order of endpoints if none reports the metric.
+        "fallback" => pub fallback: FigureFallback { default: FigureFallback::default(); },
+    }
+    /// Parameters of a strategy that decides by the number of requests.
+    #[derive(Clone, Copy)]
+    pub struct CountParams {
+        /// Whether only this replica's requests count, as in AIBrix.
+        "compat" => pub compat: bool { default: false; },
+    }
 }

@@ -10,6 +10,7 @@
 //! ratio. Any other 0 is a value.
 
 use arc_swap::ArcSwap;
+use attache_types::keywords;
 use changes::Changes;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -31,6 +32,10 @@ pub enum RoutePolicy {
     /// Prefix affinity.
     #[default]
     PrefixCache,
+}
+
+keywords! {
+    RoutePolicy: "round_robin" => RoundRobin, "prefix_cache" => PrefixCache;
 }
 
 /// Policy of a model; `None` means the strategy's parameter.

@@ -6,6 +6,7 @@
 
 use super::plugin::{Inert, ParamError, Plugin, Strategy};
 use super::weighted::{self, Weighted};
+use attache_types::declare::Section;
 use serde_json::Value;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub struct Descriptor {
     pub summary: &'static str,
     /// The source of the algorithm: product, paper or "ours".
     pub source: &'static str,
+    /// The declaration of its parameters.
+    pub parameters: fn() -> Section,
     /// Builds the strategy from its parameters (`null` for none). Unknown names and values out of range are errors.
     /// A strategy that combines others finds them in the registry.
     pub build: BuildStrategy,
@@ -40,6 +43,8 @@ pub struct PluginDescriptor {
     pub summary: &'static str,
     /// The source of the plugin: product, paper or "ours".
     pub source: &'static str,
+    /// The declaration of its parameters.
+    pub parameters: fn() -> Section,
     /// Builds the plugin from its parameters.
     pub build: fn(&Value) -> Result<Plugin, ParamError>,
 }

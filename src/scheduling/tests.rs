@@ -1,12 +1,12 @@
 //! Candidates and rankings; and test doubles for the strategies of other crates.
 
 use super::least_request::{self, LeastRequest};
-use super::plugin::{Better, NoParams, params};
+use super::plugin::{Better, NoParams, params, section};
 use super::registry::{Descriptor, PluginList, Registry};
 use super::testing::{NOW, STALE_AFTER, snapshot};
 use super::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
 use serde_json::Value;
 
 /// Ranks in the order of the pool, and has no scores.
@@ -19,12 +19,14 @@ impl Strategy for InOrder {
     }
 }
 
-/// Decides by requests. Each instance has its own address in memory, so tests can distinguish instances.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Remembering {
-    imbalance: u32,
-    window_size: u32,
+parameters! {
+    /// Decides by requests. Each instance has its own address in memory, so tests can distinguish instances.
+    struct Remembering {
+        /// Without effect.
+        "imbalance" => imbalance: u32 { default: 0; },
+        /// Without effect.
+        "windowSize" => window_size: u32 { default: 0; },
+    }
 }
 
 impl Strategy for Remembering {
@@ -39,6 +41,7 @@ const fn in_order(name: &'static str) -> Descriptor {
         name,
         summary: "",
         source: "",
+        parameters: section::<NoParams>,
         build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(InOrder) as Box<dyn Strategy>),
     }
 }
@@ -49,6 +52,7 @@ const fn remembering(name: &'static str) -> Descriptor {
         name,
         summary: "",
         source: "",
+        parameters: section::<Remembering>,
         build: |value, _| params::<Remembering>(value).map(|own| Box::new(own) as Box<dyn Strategy>),
     }
 }

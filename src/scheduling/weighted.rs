@@ -243,6 +243,10 @@ impl Strategy for Weighted {
         self.parts.iter().for_each(|p| p.strategy.forget(lost));
     }
 
+    fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.parts.iter().for_each(|p| p.strategy.end_session(tenant, id));
+    }
+
     fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
         self.parts.iter().for_each(|p| p.strategy.response_headers(served, out));
     }

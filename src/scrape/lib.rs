@@ -12,6 +12,8 @@
 //!
 //! Read first: `feed.rs`, `engines.rs`, `pace.rs`.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
 mod credentials;
 pub mod engines;
 pub mod exposition;

@@ -16,56 +16,31 @@
 //! Source: SGLang router 0.3 `cache_aware`.
 
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "cache-aware",
     summary: "Picks the endpoint that holds most of the prompt while load is in balance; else the fewest requests.",
     source: "SGLang router `cache_aware`",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params(value).map(|params| Box::new(CacheAware(params)) as Box<dyn Strategy>),
 };
 
-/// 30 % of the prompt, SGLang's default.
-const DEFAULT_CACHE_THRESHOLD: f64 = 0.3;
-/// 64 requests, SGLang's default.
-const DEFAULT_BALANCE_ABS_THRESHOLD: u32 = 64;
-/// A ratio of 1.5, SGLang's default.
-const DEFAULT_BALANCE_REL_THRESHOLD: f64 = 1.5;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    cache_threshold: f64,
-    balance_abs_threshold: u32,
-    balance_rel_threshold: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            cache_threshold: DEFAULT_CACHE_THRESHOLD,
-            balance_abs_threshold: DEFAULT_BALANCE_ABS_THRESHOLD,
-            balance_rel_threshold: DEFAULT_BALANCE_REL_THRESHOLD,
-        }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<CacheAware, ParamError> {
-        if !(0.0..=1.0).contains(&self.cache_threshold) {
-            return Err(ParamError::value("cacheThreshold", self.cache_threshold, "0 to 1 is allowed"));
-        }
-        let rel = self.balance_rel_threshold;
-        if !rel.is_finite() || rel < 1.0 {
-            return Err(ParamError::value("balanceRelThreshold", rel, "1 or more is allowed"));
-        }
-        Ok(CacheAware(self))
+parameters! {
+    // The defaults are SGLang's.
+    struct Params {
+        /// Cached share of the prompt above which the endpoint that holds it is picked.
+        "cacheThreshold" => cache_threshold: f64 { default: 0.3; range: 0.0..=1.0; unit: "share"; },
+        /// Load is in balance while the most and the fewest requests of an endpoint differ by at most this.
+        "balanceAbsThreshold" => balance_abs_threshold: u32 { default: 64; unit: "requests"; },
+        /// Load is also in balance while the most requests are at most this multiple of the fewest.
+        "balanceRelThreshold" => balance_rel_threshold: f64 { default: 1.5; range: 1.0..; unit: "factor"; },
     }
 }
 

@@ -36,12 +36,12 @@ use crate::messages::{everything, messages, texts};
 use crate::ring::{self, RingMatch, SharedRing};
 use attache_protocol::Prompt;
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{Inert, ParamError, params, written};
+use attache_scheduling::plugin::{Inert, ParamError, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use md5::{Digest, Md5};
-use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
 
@@ -51,7 +51,8 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next \
               one when it is full.",
     source: "Neutree `consistent_hash`; Mirrokni et al. 2016",
-    build: |value, _| params_of(value, is_neutrees(value))?.build(value).map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params_of(value, is_neutrees(value)).map(|p| Box::new(p.build()) as Box<dyn Strategy>),
 };
 
 /// Registry entry of Neutree's own rule.
@@ -59,18 +60,13 @@ pub const CONSISTENT_HASH: Descriptor = Descriptor {
     name: "consistent-hash",
     summary: "As `chwbl`, with Neutree's own bound and key: the rule that Neutree documents.",
     source: "Neutree `consistent_hash`",
-    build: |value, _| params_of(value, true)?.build(value).map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params_of(value, true).map(|p| Box::new(p.build()) as Box<dyn Strategy>),
 };
 
 /// Parameters in Neutree's spelling.
 const NEUTREES: [&str; 4] =
     ["virtual_nodes_per_replica", "virtual_nodes", "load_factor", "max_user_messages_for_cache"];
-/// The names of the points of an endpoint on the ring.
-const VIRTUAL_NODES: &[&str] =
-    &["virtualNodes", "virtual_nodes_per_replica", "virtual_nodes", "virtualNodesPerReplica"];
-/// The names of the bound.
-const LOAD_FACTOR: &[&str] = &["loadFactor", "load_factor"];
-
 fn is_neutrees(value: &Value) -> bool {
     NEUTREES.iter().any(|name| value.get(name).is_some())
 }
@@ -84,29 +80,33 @@ fn params_of(value: &Value, compat: bool) -> Result<Params, ParamError> {
     Ok(read)
 }
 
-/// 100 points per endpoint, Neutree's default: the endpoint with the most keys of 8 gets a sixth more than the mean.
-const DEFAULT_VIRTUAL_NODES: u32 = 100;
-/// A quarter above the mean, Neutree's default.
-const DEFAULT_LOAD_FACTOR: f64 = 1.25;
-/// The first two user messages, Neutree's default: they distinguish conversations.
-const DEFAULT_MAX_USER_MESSAGES: u32 = 2;
-/// Two standard deviations of a random load: of equally likely keys, 1 to 2 % leave their home.
-const DEFAULT_MARGIN: f64 = 2.0;
 /// 4,096 points per endpoint are more than any use needs; more would make the ring of a thousand endpoints slow to
 /// build.
 pub(super) const MAX_VIRTUAL_NODES: u32 = 4_096;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    #[serde(alias = "virtual_nodes_per_replica", alias = "virtual_nodes", alias = "virtualNodesPerReplica")]
-    virtual_nodes: u32,
-    #[serde(alias = "load_factor")]
-    load_factor: f64,
-    #[serde(alias = "max_user_messages_for_cache")]
-    max_user_messages_for_cache: u32,
-    margin: f64,
-    compat: bool,
+parameters! {
+    // The defaults are Neutree's, except that of `margin`.
+    struct Params {
+        /// Points of each endpoint on the ring. With 100 points, the busiest of 8 endpoints gets about a sixth more
+        /// keys than the mean.
+        "virtualNodes" | "virtual_nodes_per_replica" | "virtual_nodes" | "virtualNodesPerReplica"
+            => virtual_nodes: u32 { default: 100; range: 1..=MAX_VIRTUAL_NODES; unit: "points"; },
+        /// An endpoint has capacity below this multiple of the mean requests, rounded up. The mean includes the new
+        /// request.
+        "loadFactor" | "load_factor" => load_factor: f64 { default: 1.25; range: 1.0..; unit: "factor"; },
+        /// Number of user messages in the key, counted from the first. 0 counts as 1.
+        "maxUserMessagesForCache" | "max_user_messages_for_cache" => max_user_messages_for_cache: u32 {
+            default: 2; unit: "messages";
+        },
+        /// An endpoint also has capacity if it exceeds the mean by at most this many standard deviations. One is the
+        /// square root of the mean.
+        "margin" => margin: f64 { default: 2.0; range: 0.0..; unit: "standard deviations"; },
+        /// Whether to use Neutree's own bound and key. `margin` then has no effect.
+        "compat" => compat: bool {
+            default: false;
+            absent: "`true` for `consistent-hash` and with a parameter in Neutree's spelling, unless `margin` is given";
+        },
+    }
 }
 
 /// Parameters that change nothing.
@@ -117,38 +117,13 @@ pub(crate) const INERT: &[Inert] = &[Inert {
     why: "it needs `compat: false`; Neutree's rule has no margin",
 }];
 
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            virtual_nodes: DEFAULT_VIRTUAL_NODES,
-            load_factor: DEFAULT_LOAD_FACTOR,
-            max_user_messages_for_cache: DEFAULT_MAX_USER_MESSAGES,
-            margin: DEFAULT_MARGIN,
-            compat: false,
-        }
-    }
-}
-
 impl Params {
-    /// The strategy with these parameters, which were `given`.
-    fn build(self, given: &Value) -> Result<Chwbl, ParamError> {
-        let Params { virtual_nodes, load_factor, margin, .. } = self;
-        if !(1..=MAX_VIRTUAL_NODES).contains(&virtual_nodes) {
-            return Err(ParamError::value(
-                written(given, VIRTUAL_NODES),
-                virtual_nodes,
-                &format!("1 to {MAX_VIRTUAL_NODES} is allowed"),
-            ));
-        }
-        if !load_factor.is_finite() || load_factor < 1.0 {
-            return Err(ParamError::value(written(given, LOAD_FACTOR), load_factor, "1 or more is allowed"));
-        }
-        if !margin.is_finite() || margin < 0.0 {
-            return Err(ParamError::value("margin", margin, "0 or more is allowed"));
-        }
-        let ring =
-            SharedRing::new(|name, i| first_64_bits(Md5::new().chain_update(format!("{name}:{i}"))), virtual_nodes);
-        Ok(Chwbl { ring, params: self })
+    fn build(self) -> Chwbl {
+        let ring = SharedRing::new(
+            |name, i| first_64_bits(Md5::new().chain_update(format!("{name}:{i}"))),
+            self.virtual_nodes,
+        );
+        Chwbl { ring, params: self }
     }
 }
 

@@ -20,12 +20,12 @@
 //! When not: endpoints differ in speed or size, since a block costs the same everywhere. Source: NVIDIA Dynamo's KV
 //! router, default policy of 1.6.
 
-use attache_scheduling::plugin::{Better, Inert, ParamError, params, rank_by_scores};
+use attache_scheduling::plugin::{Better, Inert, params, rank_by_scores, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use serde_json::Value;
 use smallvec::{SmallVec, smallvec};
 
@@ -34,34 +34,31 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "dynamo-kv",
     summary: "Picks the least cost in KV blocks: uncached prompt blocks to compute there plus blocks in use.",
     source: "NVIDIA Dynamo KV router",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params(value).map(|params| Box::new(DynamoKv(params)) as Box<dyn Strategy>),
 };
 
-/// A cached block saves the computation of one block.
-const DEFAULT_OVERLAP_SCORE_CREDIT: f64 = 1.0;
-/// Credit does not depend on queued tokens.
-const DEFAULT_OVERLAP_SCORE_CREDIT_DECAY: f64 = 0.0;
-/// A block to compute costs as much as one in use.
-const DEFAULT_PREFILL_LOAD_SCALE: f64 = 1.0;
-/// Requests add no cost beyond their blocks.
-const DEFAULT_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = 0.0;
-/// Three quarters: blocks in host memory must be copied to the GPU.
-const DEFAULT_HOST_CACHE_HIT_WEIGHT: f64 = 0.75;
-/// The pick is not random.
-const DEFAULT_ROUTER_TEMPERATURE: f64 = 0.0;
-/// 16 tokens, vLLM's default.
-const DEFAULT_BLOCK_SIZE: u32 = 16;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    overlap_score_credit: f64,
-    overlap_score_credit_decay: f64,
-    prefill_load_scale: f64,
-    decode_active_request_weight: f64,
-    host_cache_hit_weight: f64,
-    router_temperature: f64,
-    block_size: u32,
+parameters! {
+    struct Params {
+        /// Blocks of prefill that a block cached in GPU memory saves.
+        "overlapScoreCredit" => overlap_score_credit: f64 { default: 1.0; range: 0.0..; unit: "blocks"; },
+        /// How much `overlapScoreCredit` shrinks on endpoints with more queued prompt tokens than the least loaded one.
+        /// 0: not at all.
+        "overlapScoreCreditDecay" => overlap_score_credit_decay: f64 { default: 0.0; range: 0.0..; unit: "factor"; },
+        /// Cost of a block of prefill, relative to a block in use.
+        "prefillLoadScale" => prefill_load_scale: f64 { default: 1.0; range: 0.0..; unit: "factor"; },
+        /// Cost of each request on the endpoint, in addition to the blocks in use.
+        "decodeActiveRequestWeight" => decode_active_request_weight: f64 {
+            default: 0.0; range: 0.0..; unit: "blocks";
+        },
+        /// Blocks of prefill that a block cached in host memory or on disk saves. 0.75 is Dynamo's value for host
+        /// memory.
+        "hostCacheHitWeight" => host_cache_hit_weight: f64 { default: 0.75; range: 0.0..; unit: "blocks"; },
+        /// Temperature of a softmax draw over costs, which are scaled to the range from 0 to 1. 0: the least cost wins.
+        "routerTemperature" => router_temperature: f64 { default: 0.0; range: 0.0..; unit: "temperature"; },
+        /// Size of a block in the cost. 16 is vLLM's default.
+        "blockSize" => block_size: u32 { default: 16; range: 1..; unit: "tokens"; },
+    }
 }
 
 fn is_zero(parameters: &Value, key: &str) -> bool {
@@ -83,41 +80,6 @@ pub(crate) const INERT: &[Inert] = &[
         why: "with `overlapScoreCredit: 0` there is no credit to decay",
     },
 ];
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            overlap_score_credit: DEFAULT_OVERLAP_SCORE_CREDIT,
-            overlap_score_credit_decay: DEFAULT_OVERLAP_SCORE_CREDIT_DECAY,
-            prefill_load_scale: DEFAULT_PREFILL_LOAD_SCALE,
-            decode_active_request_weight: DEFAULT_DECODE_ACTIVE_REQUEST_WEIGHT,
-            host_cache_hit_weight: DEFAULT_HOST_CACHE_HIT_WEIGHT,
-            router_temperature: DEFAULT_ROUTER_TEMPERATURE,
-            block_size: DEFAULT_BLOCK_SIZE,
-        }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<DynamoKv, ParamError> {
-        for (name, value) in [
-            ("overlapScoreCredit", self.overlap_score_credit),
-            ("overlapScoreCreditDecay", self.overlap_score_credit_decay),
-            ("prefillLoadScale", self.prefill_load_scale),
-            ("decodeActiveRequestWeight", self.decode_active_request_weight),
-            ("hostCacheHitWeight", self.host_cache_hit_weight),
-            ("routerTemperature", self.router_temperature),
-        ] {
-            if !value.is_finite() || value < 0.0 {
-                return Err(ParamError::value(name, value, "0 or more is allowed"));
-            }
-        }
-        if self.block_size == 0 {
-            return Err(ParamError::value("blockSize", 0, "1 or more is allowed"));
-        }
-        Ok(DynamoKv(self))
-    }
-}
 
 #[derive(Debug)]
 struct DynamoKv(Params);

@@ -16,14 +16,14 @@
 use attache_pool::Endpoint;
 use attache_pool::slo_profile::SloProfiles;
 use attache_scheduling::digest::Digest;
-use attache_scheduling::params::read;
-use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, UserCharge, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, UserCharge, params, section};
 use attache_scheduling::registry::{BuildError, Descriptor, Registry};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::clock::Timestamp;
+use attache_types::declare::{Catalogue, Kind};
 use attache_types::ids::EndpointId;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -32,6 +32,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "fallback",
     summary: "Ranks by one strategy, and by another for requests whose signal the first one lacks.",
     source: "AIBrix's fallback router",
+    parameters: section::<Params>,
     build: |value, registry| params::<Params>(value)?.build(registry).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
@@ -40,40 +41,37 @@ const DEFAULT_PRIMARY: &str = "prefix-cache";
 /// The fallback of every strategy.
 const DEFAULT_FALLBACK: &str = "least-request";
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    primary: Value,
-    fallback: Value,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { primary: DEFAULT_PRIMARY.into(), fallback: DEFAULT_FALLBACK.into() }
+parameters! {
+    struct Params {
+        /// Strategy that ranks first: its name, or a mapping with `name` and `parameters`.
+        "primary" => primary: Option<NamedStrategy> { absent: "`prefix-cache`"; },
+        /// Strategy for requests whose signal the primary one lacks: its name, or a mapping with `name` and
+        /// `parameters`.
+        "fallback" => fallback: Option<NamedStrategy> { absent: "`least-request`"; },
     }
-}
-
-/// A strategy with parameters, as configured.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NamedStrategy {
-    name: String,
-    #[serde(default)]
-    parameters: Value,
+    /// A strategy with parameters, as configured.
+    struct NamedStrategy = "name" {
+        /// Name of the strategy.
+        "name" => name: String,
+        /// Its parameters.
+        "parameters" => parameters: Value { absent: "its defaults"; kind: Kind::Parameters(Catalogue::Strategies); },
+    }
 }
 
 impl Params {
     fn build(self, registry: &Registry) -> Result<FallbackStrategy, ParamError> {
-        let primary = part("primary", self.primary, registry)?;
-        Ok(FallbackStrategy { primary, fallback: part("fallback", self.fallback, registry)? })
+        let primary = part("primary", self.primary, DEFAULT_PRIMARY, registry)?;
+        Ok(FallbackStrategy { primary, fallback: part("fallback", self.fallback, DEFAULT_FALLBACK, registry)? })
     }
 }
 
-fn part(key: &str, value: Value, registry: &Registry) -> Result<Box<dyn Strategy>, ParamError> {
-    let named = match value {
-        Value::String(name) => NamedStrategy { name, parameters: Value::Null },
-        other => read(&other).map_err(|e| e.named(key).under(key))?,
-    };
+fn part(
+    key: &str,
+    given: Option<NamedStrategy>,
+    default: &str,
+    registry: &Registry,
+) -> Result<Box<dyn Strategy>, ParamError> {
+    let named = given.unwrap_or_else(|| NamedStrategy { name: default.to_owned(), parameters: Value::Null });
     registry.build(&named.name, &named.parameters).map_err(|error| {
         let error = match error {
             BuildError::Unknown(_) => ParamError::new(error.to_string()),
@@ -140,6 +138,11 @@ impl Strategy for FallbackStrategy {
     fn forget(&self, lost: &[EndpointId]) {
         self.primary.forget(lost);
         self.fallback.forget(lost);
+    }
+
+    fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.primary.end_session(tenant, id);
+        self.fallback.end_session(tenant, id);
     }
 
     fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {

@@ -10,7 +10,7 @@
 //! When not: without such an exporter. A busy GPU may also have free slots in its batch.
 //! Source: AIBrix `least-busy-time`, where no component collects the metric and every pick is random.
 
-use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
+use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
 
@@ -19,6 +19,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-busy-time",
     summary: "Picks the endpoint with the lowest `gpu_busy_time_ratio`.",
     source: "AIBrix `least-busy-time`",
+    parameters: section::<FigureParams>,
     build: |value, _| params(value).map(|params| Box::new(LeastBusyTime(params)) as Box<dyn Strategy>),
 };
 

@@ -8,7 +8,7 @@
 //! Source: AIBrix `least-gpu-cache`, which reads only `gpu_cache_usage_perc`, a name that vLLM dropped; here either
 //! name counts.
 
-use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
+use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
 
@@ -17,6 +17,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-gpu-cache",
     summary: "Picks the endpoint with the least KV cache in use on the GPU.",
     source: "AIBrix `least-gpu-cache`",
+    parameters: section::<FigureParams>,
     build: |value, _| params(value).map(|params| Box::new(LeastGpuCache(params)) as Box<dyn Strategy>),
 };
 

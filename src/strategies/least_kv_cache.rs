@@ -12,7 +12,7 @@
 //! random on current vLLM.
 
 use attache_pool::EndpointMetrics;
-use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
+use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
 
@@ -21,6 +21,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-kv-cache",
     summary: "Picks the endpoint with the least KV cache in use, on the GPU and in host memory together.",
     source: "AIBrix `least-kv-cache`",
+    parameters: section::<FigureParams>,
     build: |value, _| params(value).map(|params| Box::new(LeastKvCache(params)) as Box<dyn Strategy>),
 };
 

@@ -19,10 +19,10 @@
 //! reads 0 for the queue, and a server that never served wins. `compat: true` restores that.
 
 use attache_pool::{Counter, EndpointMetrics, Histogram, Means};
-use attache_scheduling::plugin::{Better, FigureFallback, params};
+use attache_scheduling::plugin::{Better, FigureFallback, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
-use serde::Deserialize;
+use attache_types::parameters;
 use smallvec::SmallVec;
 
 /// Registry entry.
@@ -31,6 +31,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Picks the endpoint where queue, prefill and decode took the least time in the last minute, for requests \
               of ordinary length.",
     source: "AIBrix `least-latency`",
+    parameters: section::<LeastLatency>,
     build: |value, _| params::<LeastLatency>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
@@ -39,14 +40,15 @@ const DEFAULT_PROMPT_TOKENS: f64 = 10.0;
 /// Response length in tokens while no endpoint has measured any; AIBrix's value.
 const DEFAULT_GENERATION_TOKENS: f64 = 100.0;
 
-/// The strategy and its parameters.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct LeastLatency {
-    /// As AIBrix: means since the server's start, and a queue time of 0.
-    compat: bool,
-    /// The ranking when no endpoint reports its times.
-    fallback: FigureFallback,
+parameters! {
+    /// The strategy and its parameters.
+    struct LeastLatency {
+        /// Whether to decide as AIBrix: means since the server's start, a queue time of 0, and servers without
+        /// measurements first.
+        "compat" => compat: bool { default: false; },
+        /// Order of endpoints if none reports its times.
+        "fallback" => fallback: FigureFallback { default: FigureFallback::default(); },
+    }
 }
 
 /// The speed that an endpoint reports.

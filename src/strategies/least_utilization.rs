@@ -8,7 +8,7 @@
 //! degraded mode; `fallback: random` picks at random.
 //! When not: pools without xLLM. Source: AIBrix `least-utilization`.
 
-use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
+use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
 
@@ -17,6 +17,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-utilization",
     summary: "Picks the endpoint with the lowest `engine_utilization`, which xLLM reports.",
     source: "AIBrix `least-utilization`",
+    parameters: section::<FigureParams>,
     build: |value, _| params(value).map(|params| Box::new(LeastUtilization(params)) as Box<dyn Strategy>),
 };
 

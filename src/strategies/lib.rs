@@ -17,7 +17,7 @@
 //! prompt tokens in flight that it has not computed yet.
 //!
 //! ```
-//! use attache_scheduling::plugin::{Better, NoParams, params};
+//! use attache_scheduling::plugin::{Better, NoParams, params, section};
 //! use attache_scheduling::registry::{Descriptor, PluginList, Registry};
 //! use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 //! use serde_json::Value;
@@ -38,6 +38,7 @@
 //!     name: "fewest-tokens",
 //!     summary: "Picks the endpoint with the fewest prompt tokens to compute.",
 //!     source: "this example",
+//!     parameters: section::<NoParams>,
 //!     build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(FewestTokens) as Box<dyn Strategy>),
 //! };
 //! const MINE: PluginList = PluginList { strategies: &[&PLUGIN], plugins: &[], inert: &[] };

@@ -15,12 +15,12 @@
 
 use super::least_kv_cache;
 use attache_scheduling::decision::Signal;
-use attache_scheduling::plugin::{Better, params};
+use attache_scheduling::plugin::{Better, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Ordering;
 
@@ -29,23 +29,16 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "load-balance",
     summary: "Picks the endpoint that would finish its requests first, by how many it finished in the last minute.",
     source: "AIBrix `load-balance`",
+    parameters: section::<LoadBalance>,
     build: |value, _| params::<LoadBalance>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// 8 requests, AIBrix's default.
-const DEFAULT_IMBALANCE: u32 = 8;
-
-/// The strategy and its parameters.
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct LoadBalance {
-    /// Difference in requests above which drain rates are ignored.
-    imbalance: u32,
-}
-
-impl Default for LoadBalance {
-    fn default() -> Self {
-        Self { imbalance: DEFAULT_IMBALANCE }
+parameters! {
+    /// The strategy and its parameters.
+    struct LoadBalance {
+        /// Difference between the most and the fewest requests above which only the endpoints with the fewest are
+        /// considered. 8 is AIBrix's default.
+        "imbalance" => imbalance: u32 { default: 8; unit: "requests"; },
     }
 }
 

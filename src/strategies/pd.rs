@@ -45,15 +45,15 @@ mod score;
 
 use attache_pool::role::AIBRIX_ROLE_LABEL;
 use attache_pool::{Endpoint, Roles};
-use attache_scheduling::plugin::{Inert, ParamError, params};
+use attache_scheduling::plugin::{Inert, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, PairCosts, Picks};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
+use attache_types::{keywords, parameters};
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use score::{BalanceWeights, DecodeLoads, DecodePolicy, PrefillPolicy};
-use serde::Deserialize;
 use serde_json::Value;
 use smallvec::{SmallVec, smallvec};
 
@@ -63,21 +63,10 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Splits requests over a prefill and a decode server of one roleset, by AIBrix's imbalance rules and \
               scores.",
     source: "AIBrix `pd`",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params(value).map(|params| Box::new(Pd(params)) as Box<dyn Strategy>),
 };
 
-/// 16 requests, AIBrix's default.
-pub const DEFAULT_PREFILL_LOAD_IMBALANCE_MIN_SPREAD: u32 = 16;
-/// 16 requests, AIBrix's default.
-pub const DEFAULT_DECODE_LOAD_IMBALANCE_MIN_SPREAD: f64 = 16.0;
-/// 2048 tokens per second, AIBrix's default.
-pub const DEFAULT_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD: f64 = 2048.0;
-/// A ratio of 1.5, AIBrix's default.
-pub const DEFAULT_DECODE_SCORE_RATIO_THRESHOLD: f64 = 1.5;
-/// Requests and tokens per second have equal weight, as in AIBrix.
-pub const DEFAULT_DECODE_LB_WEIGHT: f64 = 1.0;
-/// 2 standard deviations, from AIBrix's manifest; the default in its code is 1.
-pub const DEFAULT_STANDARD_DEVIATION_FACTOR: f64 = 2.0;
 /// A combined server below this pressure, in seconds, can take a whole request, as in AIBrix.
 const LOW_PRESSURE: f64 = 0.25;
 /// A prefill or decode server above this pressure, in seconds, is avoided, as in AIBrix: waiting requests take longer
@@ -100,32 +89,60 @@ const MIN_LENGTH_LABEL: &str = "promptLenBucketMinLength";
 /// Label with the longest prompt that a server takes.
 const MAX_LENGTH_LABEL: &str = "promptLenBucketMaxLength";
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LengthUnit {
     /// As AIBrix's default tokenizer counts.
-    #[default]
     Bytes,
     Tokens,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    prefill_score_policy: PrefillPolicy,
-    decode_score_policy: DecodePolicy,
-    prefill_load_imbalance_min_spread: u32,
-    decode_load_imbalance_min_spread: f64,
-    decode_throughput_imbalance_min_spread: f64,
-    decode_score_ratio_threshold: f64,
-    #[serde(rename = "decodeLBWeightRunning")]
-    decode_lb_weight_running: f64,
-    #[serde(rename = "decodeLBWeightThroughput")]
-    decode_lb_weight_throughput: f64,
-    standard_deviation_factor: f64,
-    prompt_length_bucketing: bool,
-    prompt_length_unit: LengthUnit,
-    compat: bool,
+keywords! {
+    LengthUnit: "bytes" => Bytes, "tokens" => Tokens;
+}
+
+parameters! {
+    // The defaults are AIBrix's.
+    struct Params {
+        /// Score of a prefill server: by cached prompt and requests, by requests alone, or by estimated time
+        /// (`conductor`).
+        "prefillScorePolicy" => prefill_score_policy: PrefillPolicy { default: PrefillPolicy::PrefixCache; },
+        /// Score of a decode server: by requests, throughput and free KV cache, by requests alone, or by time per token
+        /// (`conductor`).
+        "decodeScorePolicy" => decode_score_policy: DecodePolicy { default: DecodePolicy::LoadBalancing; },
+        /// Difference in requests above which the prefill server with the fewest is chosen.
+        "prefillLoadImbalanceMinSpread" => prefill_load_imbalance_min_spread: u32 { default: 16; unit: "requests"; },
+        /// Difference in requests from which the decode server with the fewest is chosen. Equal servers are never out
+        /// of balance.
+        "decodeLoadImbalanceMinSpread" => decode_load_imbalance_min_spread: f64 {
+            default: 16.0; range: 0.0..; unit: "requests";
+        },
+        /// Difference in generated tokens per second above which the decode server that generates the fewest is chosen.
+        "decodeThroughputImbalanceMinSpread" => decode_throughput_imbalance_min_spread: f64 {
+            default: 2048.0; range: 0.0..; unit: "tokens per second";
+        },
+        /// Ratio of the longest to the shortest time to finish all requests, above which the decode server with the
+        /// shortest is chosen.
+        "decodeScoreRatioThreshold" => decode_score_ratio_threshold: f64 {
+            default: 1.5; range: 0.0..; unit: "factor";
+        },
+        /// Weight of requests in the decode policy `load_balancing`.
+        "decodeLBWeightRunning" => decode_lb_weight_running: f64 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// Weight of throughput in the decode policy `load_balancing`. A server with more throughput scores better.
+        "decodeLBWeightThroughput" => decode_lb_weight_throughput: f64 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// Standard deviations by which a prefill server's requests may exceed the mean. 2 is from AIBrix's manifest;
+        /// its code has 1.
+        "standardDeviationFactor" => standard_deviation_factor: f64 {
+            default: 2.0; range: 0.0..; unit: "standard deviations";
+        },
+        /// Whether a server takes only prompts within its labels `promptLenBucketMinLength` and
+        /// `promptLenBucketMaxLength`.
+        "promptLengthBucketing" => prompt_length_bucketing: bool { default: false; },
+        /// Unit of the lengths in the labels of `promptLengthBucketing`. A token counts as 4 bytes.
+        "promptLengthUnit" => prompt_length_unit: LengthUnit { default: LengthUnit::Bytes; },
+        /// Whether to decide as AIBrix 0.4: a random decode server, and the prefill server by cached tokens within the
+        /// load bound.
+        "compat" => compat: bool { default: false; },
+    }
 }
 
 fn is_on(parameters: &Value, key: &str) -> bool {
@@ -167,43 +184,6 @@ pub(crate) const INERT: &[Inert] = &[
         why: "it needs `promptLengthBucketing: true`",
     },
 ];
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            prefill_score_policy: PrefillPolicy::default(),
-            decode_score_policy: DecodePolicy::default(),
-            prefill_load_imbalance_min_spread: DEFAULT_PREFILL_LOAD_IMBALANCE_MIN_SPREAD,
-            decode_load_imbalance_min_spread: DEFAULT_DECODE_LOAD_IMBALANCE_MIN_SPREAD,
-            decode_throughput_imbalance_min_spread: DEFAULT_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD,
-            decode_score_ratio_threshold: DEFAULT_DECODE_SCORE_RATIO_THRESHOLD,
-            decode_lb_weight_running: DEFAULT_DECODE_LB_WEIGHT,
-            decode_lb_weight_throughput: DEFAULT_DECODE_LB_WEIGHT,
-            standard_deviation_factor: DEFAULT_STANDARD_DEVIATION_FACTOR,
-            prompt_length_bucketing: false,
-            prompt_length_unit: LengthUnit::default(),
-            compat: false,
-        }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<Pd, ParamError> {
-        for (name, value) in [
-            ("decodeLoadImbalanceMinSpread", self.decode_load_imbalance_min_spread),
-            ("decodeThroughputImbalanceMinSpread", self.decode_throughput_imbalance_min_spread),
-            ("decodeScoreRatioThreshold", self.decode_score_ratio_threshold),
-            ("decodeLBWeightRunning", self.decode_lb_weight_running),
-            ("decodeLBWeightThroughput", self.decode_lb_weight_throughput),
-            ("standardDeviationFactor", self.standard_deviation_factor),
-        ] {
-            if !value.is_finite() || value < 0.0 {
-                return Err(ParamError::value(name, value, "0 or more is allowed"));
-            }
-        }
-        Ok(Pd(self))
-    }
-}
 
 #[derive(Debug)]
 struct Pd(Params);

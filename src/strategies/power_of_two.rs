@@ -5,7 +5,7 @@
 //! With `compat: true` only this replica's requests count; AIBrix adds up its gateways' counts in Redis.
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); AIBrix `power-of-two`.
 
-use attache_scheduling::plugin::{CountParams, params};
+use attache_scheduling::plugin::{CountParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -17,6 +17,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "power-of-two",
     summary: "Draws two ready endpoints at random and picks the one with fewer requests.",
     source: "Mitzenmacher 2001; AIBrix `power-of-two`",
+    parameters: section::<CountParams>,
     build: |value, _| params(value).map(|params| Box::new(PowerOfTwo(params)) as Box<dyn Strategy>),
 };
 

@@ -33,13 +33,13 @@ use attache_pool::place::{Nearness, Place, Places};
 use attache_pool::speed::{Load, Prediction};
 use attache_scheduling::facts::cost::{self, CostFloor, Prices, Serving};
 use attache_scheduling::floors::rank_by_floors;
-use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
+use attache_scheduling::plugin::{Better, params, rank_by_scores, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates, PairCosts};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -49,28 +49,21 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of \
               those already there.",
     source: "ours; llm-d `predicted-latency-producer`, Mooncake (FAST'25)",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<PredictedLatency>,
+    build: |value, _| params::<PredictedLatency>(value).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct Params {
-    /// Price of work: delay of other requests for each second of work, in seconds; `None`: learned from the load.
-    work_price: Option<f64>,
-    /// Weight of a second of decode, relative to a second before the first token; `None`: the default in [`cost`].
-    token_weight: Option<f64>,
-}
-
-impl Params {
-    fn build(self) -> Result<PredictedLatency, ParamError> {
-        let Self { work_price, token_weight } = self;
-        if let Some(price) = work_price.filter(|price| !(0.0..=1_000.0).contains(price)) {
-            return Err(ParamError::value("workPrice", price, "0 to 1000 is allowed, or none to have it learned"));
-        }
-        if let Some(weight) = token_weight.filter(|weight| !(0.0..=10.0).contains(weight)) {
-            return Err(ParamError::value("tokenWeight", weight, "0 to 10 is allowed"));
-        }
-        Ok(PredictedLatency { work_price, token_weight })
+parameters! {
+    /// The strategy and its parameters.
+    struct PredictedLatency {
+        /// Delay of other requests for each second of work that a request adds.
+        "workPrice" => work_price: Option<f64> {
+            absent: "learned from the load"; range: 0.0..=1_000.0; unit: "seconds";
+        },
+        /// Weight of a second of decode, relative to a second before the first token.
+        "tokenWeight" => token_weight: Option<f64> {
+            absent: "`0.1`, or `0.02` if two servers may serve the request"; range: 0.0..=10.0; unit: "weight";
+        },
     }
 }
 
@@ -138,12 +131,6 @@ impl<'a> InboundTransfer<'a> {
         }
         found
     }
-}
-
-#[derive(Debug)]
-struct PredictedLatency {
-    work_price: Option<f64>,
-    token_weight: Option<f64>,
 }
 
 impl PredictedLatency {

@@ -47,17 +47,17 @@ use super::floor::{self, Floor};
 use attache_pool::Endpoint;
 use attache_protocol::Prompt;
 use attache_scheduling::digest::Digest;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{params, section};
 use attache_scheduling::policy::RoutePolicy;
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use chain::Chain;
 use memory::{HotEndpoint, Memory, Retention};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use serde::Deserialize;
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -67,90 +67,51 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Picks the endpoint that was sent the longest prefix of the prompt, unless it has more requests than \
               others; else the one that was sent least.",
     source: "LocalAI prefix-cache routing",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params::<Params>(value).map(|p| Box::new(p.build()) as Box<dyn Strategy>),
 };
 
-/// 30 % of the chain, LocalAI's default.
-const DEFAULT_MIN_PREFIX_MATCH: f64 = 0.3;
-/// 2 requests, LocalAI's default.
-const DEFAULT_BALANCE_ABS_THRESHOLD: u32 = 2;
-/// A ratio of 1.5, LocalAI's default.
-const DEFAULT_BALANCE_REL_THRESHOLD: f64 = 1.5;
-/// 5 minutes, LocalAI's default: about how long a server under load keeps a prefix cached.
-const DEFAULT_TTL_SECONDS: u64 = 300;
-/// 2 minutes, LocalAI's default.
-const DEFAULT_HALF_LIFE_SECONDS: u64 = 120;
-/// 256 bytes, LocalAI's default: about 64 tokens.
-const DEFAULT_WINDOW_BYTES: usize = 256;
-/// 64 blocks, LocalAI's default: 16 KiB of prompt.
-const DEFAULT_MAX_DEPTH: usize = 64;
-/// One million entries of about 90 bytes each: 16,000 prompts of full length.
-const DEFAULT_MAX_ENTRIES: u32 = 1_000_000;
 /// Upper limit of `maxEntries`, about 9 GB of memory: rejects typing errors.
 const MOST_ENTRIES: u32 = 100_000_000;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    route_policy: RoutePolicy,
-    min_prefix_match: f64,
-    balance_abs_threshold: u32,
-    balance_rel_threshold: f64,
-    ttl_seconds: u64,
-    half_life_seconds: u64,
-    window_bytes: usize,
-    max_depth: usize,
-    max_entries: u32,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            route_policy: RoutePolicy::default(),
-            min_prefix_match: DEFAULT_MIN_PREFIX_MATCH,
-            balance_abs_threshold: DEFAULT_BALANCE_ABS_THRESHOLD,
-            balance_rel_threshold: DEFAULT_BALANCE_REL_THRESHOLD,
-            ttl_seconds: DEFAULT_TTL_SECONDS,
-            half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
-            window_bytes: DEFAULT_WINDOW_BYTES,
-            max_depth: DEFAULT_MAX_DEPTH,
-            max_entries: DEFAULT_MAX_ENTRIES,
-            compat: false,
-        }
+parameters! {
+    // The defaults are LocalAI's, except that of `maxEntries`.
+    struct Params {
+        /// `prefix_cache`: by prefix and load. `round_robin`: fewest requests, then least recently used; no prefix is
+        /// recorded.
+        "routePolicy" => route_policy: RoutePolicy { default: RoutePolicy::default(); },
+        /// Share of a prompt's blocks that must match before a prefix decides.
+        "minPrefixMatch" => min_prefix_match: f64 { default: 0.3; range: 0.0..=1.0; unit: "share"; },
+        /// Requests by which an endpoint may exceed the fewest. `balanceRelThreshold` must hold too.
+        "balanceAbsThreshold" => balance_abs_threshold: u32 { default: 2; unit: "requests"; },
+        /// Multiple of the fewest requests, plus 1, up to which an endpoint is eligible.
+        "balanceRelThreshold" => balance_rel_threshold: f64 { default: 1.5; range: 1.0..; unit: "factor"; },
+        /// Time from the last request of a prefix until it expires. 300 seconds are about how long a loaded server
+        /// keeps it cached.
+        "ttlSeconds" => ttl_seconds: u64 { default: 300; range: 1..; unit: "seconds"; },
+        /// Time in which a recorded block loses half of its weight. 0: weights do not decay.
+        "halfLifeSeconds" => half_life_seconds: u64 { default: 120; unit: "seconds"; },
+        /// Size of a block of the prompt, in bytes. 256 bytes are about 64 tokens.
+        "windowBytes" => window_bytes: usize { default: 256; range: 1..=65_536; unit: "bytes"; },
+        /// Number of blocks, from the start of the prompt, that are compared.
+        "maxDepth" => max_depth: usize { default: 64; range: 1..=1_024; unit: "blocks"; },
+        /// Number of recorded blocks, about 90 bytes each. A million blocks are about 16,000 prompts of full length.
+        "maxEntries" => max_entries: u32 { default: 1_000_000; range: 1..=MOST_ENTRIES; unit: "blocks"; },
+        /// Whether to decide as LocalAI: a block has only the endpoint that was sent it last, and idle endpoints are
+        /// not preferred.
+        "compat" => compat: bool { default: false; },
     }
 }
 
 impl Params {
-    fn build(self) -> Result<PrefixAffinity, ParamError> {
-        let wrong = |name: &str, got: &dyn std::fmt::Display, allowed: &str| {
-            Err(ParamError::value(name, got, &format!("{allowed} is allowed")))
-        };
-        if !(0.0..=1.0).contains(&self.min_prefix_match) {
-            return wrong("minPrefixMatch", &self.min_prefix_match, "0 to 1");
-        }
-        if !self.balance_rel_threshold.is_finite() || self.balance_rel_threshold < 1.0 {
-            return wrong("balanceRelThreshold", &self.balance_rel_threshold, "1 or more");
-        }
-        if self.ttl_seconds == 0 {
-            return wrong("ttlSeconds", &self.ttl_seconds, "1 or more");
-        }
-        if !(1..=65_536).contains(&self.window_bytes) {
-            return wrong("windowBytes", &self.window_bytes, "1 to 65536");
-        }
-        if !(1..=1_024).contains(&self.max_depth) {
-            return wrong("maxDepth", &self.max_depth, "1 to 1024");
-        }
-        if !(1..=MOST_ENTRIES).contains(&self.max_entries) {
-            return wrong("maxEntries", &self.max_entries, "1 to 100000000");
-        }
+    fn build(self) -> PrefixAffinity {
         let memory = RwLock::new(Memory::new(Retention {
             ttl: Duration::from_secs(self.ttl_seconds),
             half_life: Duration::from_secs(self.half_life_seconds),
             max_entries: self.max_entries,
             last_writer: self.compat,
         }));
-        Ok(PrefixAffinity { params: self, memory })
+        PrefixAffinity { params: self, memory }
     }
 }
 

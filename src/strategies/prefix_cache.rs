@@ -19,12 +19,12 @@
 //! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index
 //! instead of its table.
 
-use attache_scheduling::plugin::{Better, ParamError, params};
+use attache_scheduling::plugin::{Better, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::SmallVec;
 
 /// Registry entry.
@@ -32,42 +32,23 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "prefix-cache",
     summary: "Picks the endpoint that holds most of the prompt, unless its load stands out; else the fewest requests.",
     source: "AIBrix `prefix-cache`",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<PrefixCache>,
+    build: |value, _| params::<PrefixCache>(value).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 16 requests, the default of AIBrix's manifest and documentation.
-const DEFAULT_IMBALANCE: u32 = 16;
-/// 2 standard deviations, the default of AIBrix's manifest and documentation.
-const DEFAULT_DEVIATIONS: f64 = 2.0;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    imbalance: u32,
-    deviations: f64,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { imbalance: DEFAULT_IMBALANCE, deviations: DEFAULT_DEVIATIONS, compat: false }
+parameters! {
+    /// The strategy and its parameters. The defaults are those of AIBrix's manifest and documentation.
+    struct PrefixCache {
+        /// Difference between the most and the fewest requests above which only the endpoints with the fewest are
+        /// considered.
+        "imbalance" => imbalance: u32 { default: 16; unit: "requests"; },
+        /// Sample standard deviations by which an endpoint's requests may exceed the mean if it is picked for its
+        /// prefix.
+        "deviations" => deviations: f64 { default: 2.0; unit: "standard deviations"; },
+        /// Whether only this replica's requests count, and prefixes are ignored while requests are imbalanced, as in
+        /// AIBrix 0.4.
+        "compat" => compat: bool { default: false; },
     }
-}
-
-impl Params {
-    fn build(self) -> Result<PrefixCache, ParamError> {
-        if !self.deviations.is_finite() {
-            return Err(ParamError::value("deviations", self.deviations, "a number is needed"));
-        }
-        Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations, compat: self.compat })
-    }
-}
-
-#[derive(Debug)]
-struct PrefixCache {
-    imbalance: u32,
-    deviations: f64,
-    compat: bool,
 }
 
 impl PrefixCache {

@@ -32,18 +32,18 @@
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_scheduling::digest::Digest;
-use attache_scheduling::plugin::{Better, Inert, ParamError, params};
+use attache_scheduling::plugin::{Better, Inert, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::window::{SlidingSum, Window};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use cost::Gpu;
 use exact::Exact;
 use parking_lot::Mutex;
 use rand::RngExt;
-use serde::Deserialize;
 use serde_json::Value;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -58,36 +58,34 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Follows a prefix that covers most of the prompt, else the endpoint with the least work in the last \
               minutes.",
     source: "AIBrix `prefix-cache-preble`, Preble (2024)",
-    build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params::<Params>(value).map(|p| Box::new(p.build()) as Box<dyn Strategy>),
 };
 
-/// 45 tokens per response.
-const DEFAULT_DECODING_LENGTH: u32 = 45;
-/// 3 minutes.
-const DEFAULT_SLIDING_WINDOW_PERIOD: u32 = 3;
-/// Half of the prompt.
-const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
-/// 8 requests.
-const DEFAULT_IMBALANCE: u32 = 8;
 /// Decode time of one response token: 0.15 s.
 const SECONDS_PER_TOKEN: f64 = 0.15;
 const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    #[serde(rename = "targetGPU")]
-    target_gpu: Gpu,
-    decoding_length: u32,
-    /// Minutes.
-    sliding_window_period: u32,
-    /// Milliseconds between two updates of the window; 0 updates it with every decision.
-    eviction_loop_interval: u32,
-    match_threshold: f64,
-    imbalance: u32,
-    /// Default: on, and off with `compat`.
-    gate: Option<bool>,
-    compat: bool,
+parameters! {
+    struct Params {
+        /// GPU whose measured prefill times are used.
+        "targetGPU" => target_gpu: Gpu { default: Gpu::V100; },
+        /// Expected length of a response. Without `compat`, at most what the request allows.
+        "decodingLength" => decoding_length: u32 { default: 45; unit: "tokens"; },
+        /// Length of the window whose requests count as recent work.
+        "slidingWindowPeriod" => sliding_window_period: u32 { default: 3; range: 1..; unit: "minutes"; },
+        /// Time between two updates of the window. 0: it is updated with every decision. AIBrix has 1000.
+        "evictionLoopInterval" => eviction_loop_interval: u32 { default: 0; unit: "milliseconds"; },
+        /// Cached share of the prompt above which only the endpoints that hold it are considered.
+        "matchThreshold" => match_threshold: f64 { default: 0.5; range: 0.0..=1.0; unit: "share"; },
+        /// With `gate`: difference between the most and the fewest requests above which only the endpoints with the
+        /// fewest are considered.
+        "imbalance" => imbalance: u32 { default: 8; unit: "requests"; },
+        /// Whether `imbalance` is applied.
+        "gate" => gate: Option<bool> { absent: "`true`, and `false` with `compat`"; },
+        /// Whether to decide as AIBrix 0.4, with its own radix tree of prompts.
+        "compat" => compat: bool { default: false; },
+    }
 }
 
 fn has_no_gate(parameters: &Value) -> bool {
@@ -103,32 +101,11 @@ pub(crate) const INERT: &[Inert] = &[Inert {
     why: "it needs `gate: true`, the default without `compat`",
 }];
 
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            target_gpu: Gpu::V100,
-            decoding_length: DEFAULT_DECODING_LENGTH,
-            sliding_window_period: DEFAULT_SLIDING_WINDOW_PERIOD,
-            eviction_loop_interval: 0,
-            match_threshold: DEFAULT_MATCH_THRESHOLD,
-            imbalance: DEFAULT_IMBALANCE,
-            gate: None,
-            compat: false,
-        }
-    }
-}
-
 impl Params {
-    fn build(self) -> Result<Preble, ParamError> {
-        if !(0.0..=1.0).contains(&self.match_threshold) {
-            return Err(ParamError::value("matchThreshold", self.match_threshold, "0 to 1 is allowed"));
-        }
-        if self.sliding_window_period == 0 {
-            return Err(ParamError::value("slidingWindowPeriod", "0 minutes", "at least 1 is needed"));
-        }
+    fn build(self) -> Preble {
         let length = Duration::from_secs(60).saturating_mul(self.sliding_window_period);
         let exact = self.compat.then(|| Exact::new(&self, length));
-        Ok(Preble { params: self, window: Window::new(length), work: Mutex::default(), exact })
+        Preble { params: self, window: Window::new(length), work: Mutex::default(), exact }
     }
 }
 

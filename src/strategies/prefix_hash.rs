@@ -25,11 +25,11 @@ use crate::ring::{self, SharedRing};
 use attache_protocol::Prompt;
 use attache_protocol::prompt::Piece;
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
 use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
@@ -39,56 +39,35 @@ pub const PLUGIN: Descriptor = Descriptor {
     summary: "Gives prompts with the same adapter and first characters one home on a hash ring, and the next one when \
               it is full.",
     source: "KubeAI `PrefixHash`",
-    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+    parameters: section::<Params>,
+    build: |value, _| params::<Params>(value).map(|p| Box::new(p.build()) as Box<dyn Strategy>),
 };
 
-/// A quarter above the mean, KubeAI's default, in percent.
-const DEFAULT_MEAN_LOAD_FACTOR: u32 = 125;
-/// 256 points per endpoint, KubeAI's default.
-const DEFAULT_REPLICATION: u32 = 256;
-/// 100 characters, KubeAI's default.
-const DEFAULT_PREFIX_CHAR_LENGTH: usize = 100;
 /// Characters per token.
 const CHARACTERS_PER_TOKEN: usize = 4;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    mean_load_factor: u32,
-    replication: u32,
-    prefix_char_length: usize,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            mean_load_factor: DEFAULT_MEAN_LOAD_FACTOR,
-            replication: DEFAULT_REPLICATION,
-            prefix_char_length: DEFAULT_PREFIX_CHAR_LENGTH,
-            compat: false,
-        }
+parameters! {
+    // The defaults are KubeAI's.
+    struct Params {
+        /// An endpoint has capacity up to this percentage of the mean requests. The mean includes the new request.
+        "meanLoadFactor" => mean_load_factor: u32 { default: 125; range: 100..; unit: "%"; },
+        /// Points of each endpoint on the ring.
+        "replication" => replication: u32 { default: 256; range: 1..=MAX_VIRTUAL_NODES; unit: "points"; },
+        /// Number of characters in the key, from the start of the first user message or of the prompt.
+        "prefixCharLength" => prefix_char_length: usize { default: 100; range: 1..; unit: "characters"; },
+        /// Whether to use KubeAI's own ring points, keys and bound.
+        "compat" => compat: bool { default: false; },
     }
 }
 
 impl Params {
-    fn build(self) -> Result<PrefixHash, ParamError> {
-        let Params { mean_load_factor, replication, prefix_char_length, compat } = self;
-        if mean_load_factor < 100 {
-            return Err(ParamError::value("meanLoadFactor", mean_load_factor, "100 (percent) or more is allowed"));
-        }
-        if !(1..=MAX_VIRTUAL_NODES).contains(&replication) {
-            return Err(ParamError::value("replication", replication, &format!("1 to {MAX_VIRTUAL_NODES} is allowed")));
-        }
-        if prefix_char_length == 0 {
-            return Err(ParamError::value("prefixCharLength", 0, "1 or more is allowed"));
-        }
-        let point: ring::PointHash = if compat {
+    fn build(self) -> PrefixHash {
+        let point: ring::PointHash = if self.compat {
             |name, i| xxh64(format!("{name}{i}").as_bytes(), 0)
         } else {
             |name, i| xxh64(format!("{name}:{i}").as_bytes(), 0)
         };
-        Ok(PrefixHash { ring: SharedRing::new(point, replication), params: self })
+        PrefixHash { ring: SharedRing::new(point, self.replication), params: self }
     }
 }
 

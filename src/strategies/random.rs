@@ -3,7 +3,7 @@
 //! When not: load or caches matter. It is a baseline for other strategies.
 //! Source: AIBrix `random`, GIE `random-picker`.
 
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -14,6 +14,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "random",
     summary: "Picks any ready endpoint with equal probability.",
     source: "AIBrix `random`, GIE `random-picker`",
+    parameters: section::<NoParams>,
     build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(Random) as Box<dyn Strategy>),
 };
 

@@ -5,7 +5,7 @@
 //! When not: requests differ in size, which is almost always. It is a baseline for other strategies. Source: Neutree
 //! `round-robin`, LocalAI's default.
 
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -16,6 +16,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "round-robin",
     summary: "Picks the ready endpoints in rotation.",
     source: "Neutree `round-robin`, LocalAI's default",
+    parameters: section::<NoParams>,
     build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(RoundRobin::default()) as Box<dyn Strategy>),
 };
 

@@ -18,14 +18,14 @@
 //! Source: AIBrix `session-affinity` (development head, August 2026), which sends new sessions to a random endpoint.
 
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 
@@ -34,28 +34,23 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "session-affinity",
     summary: "Keeps a session on the endpoint that its header or key names; new ones go where the fewest requests are.",
     source: "AIBrix `session-affinity`",
+    parameters: section::<Params>,
     build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
 /// Request and response header with the session id.
 const SESSION_HEADER: &str = "x-session-id";
-/// Request header with the session key.
-const DEFAULT_KEY_HEADER: &str = "x-aibrix-session-key";
 /// 256 bytes, AIBrix's limit: longer keys are ignored.
 const MAX_KEY_BYTES: usize = 256;
 /// Upper bound of the base64 of the longest `[ipv6%scope]:port`.
 const MAX_ID_BYTES: usize = 128;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    key_header: String,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { key_header: DEFAULT_KEY_HEADER.to_owned(), compat: false }
+parameters! {
+    struct Params {
+        /// Request header with the session key, of at most 256 bytes.
+        "keyHeader" => key_header: String { default: "x-aibrix-session-key".to_owned(); },
+        /// Whether to omit the final mixing step of the hash, as AIBrix. Keys then spread less evenly.
+        "compat" => compat: bool { default: false; },
     }
 }
 

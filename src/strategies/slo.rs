@@ -37,12 +37,12 @@ mod load;
 use attache_pool::slo_profile::{Profile, Profiles, SloProfiles};
 use attache_pool::{Endpoint, EndpointSpec, Roles};
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{ParamError, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use load::{Fullness, Placement, Unplaced};
-use serde::Deserialize;
 use serde_json::Value;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "slo",
     summary: "As `slo-least-load-pulling`.",
     source: SOURCE,
+    parameters: section::<Params>,
     build: |value, _| build(value, Placement::Pull),
 };
 
@@ -62,6 +63,7 @@ pub const LEAST_LOAD: Descriptor = Descriptor {
     name: "slo-least-load",
     summary: "Picks the endpoint with the least utilization, by a measured profile of its deployment.",
     source: SOURCE,
+    parameters: section::<Params>,
     build: |value, _| build(value, Placement::Push),
 };
 
@@ -70,6 +72,7 @@ pub const LEAST_LOAD_PULLING: Descriptor = Descriptor {
     name: "slo-least-load-pulling",
     summary: "As `slo-least-load`, among the endpoints with capacity for the request.",
     source: SOURCE,
+    parameters: section::<Params>,
     build: |value, _| build(value, Placement::Pull),
 };
 
@@ -78,6 +81,7 @@ pub const PACK_LOAD: Descriptor = Descriptor {
     name: "slo-pack-load",
     summary: "Packs requests on the fullest endpoint with capacity, by a measured profile of its deployment.",
     source: SOURCE,
+    parameters: section::<Params>,
     build: |value, _| build(value, Placement::Pack),
 };
 
@@ -91,23 +95,23 @@ const RAY_NODE: (&str, &str) = ("ray.io/is-ray-node", "yes");
 /// Label with the hash that follows the Deployment's name in the names of its pods.
 const TEMPLATE_LABEL: &str = "pod-template-hash";
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    /// Paths of files with one profile each.
-    profiles: Vec<String>,
-    /// Read profiles from Redis too, under AIBrix's keys; they take precedence over files.
-    profiles_from_redis: bool,
-    /// The label that names an endpoint's deployment, in place of `app.kubernetes.io/name`.
-    deployment_label: Option<String>,
+parameters! {
+    struct Params {
+        /// Paths of profile files, each with one profile.
+        "profiles" => profiles: Vec<String> { absent: "none"; },
+        /// Whether to read profiles in Redis too, under AIBrix's keys. A profile in Redis precedes one in a file.
+        "profilesFromRedis" => profiles_from_redis: bool { default: false; },
+        /// Label that names an endpoint's deployment. AIBrix's fleet label precedes it; without both, the pod's name
+        /// counts.
+        "deploymentLabel" => label: String { default: DEFAULT_DEPLOYMENT_LABEL.to_owned(); },
+    }
 }
 
 fn build(value: &Value, placement: Placement) -> Result<Box<dyn Strategy>, ParamError> {
-    let Params { profiles, profiles_from_redis, deployment_label } = params(value)?;
+    let Params { profiles, profiles_from_redis, label } = params(value)?;
     if profiles.iter().any(String::is_empty) {
         return Err(ParamError::value("profiles", "\"\"", "the paths of files are allowed"));
     }
-    let label = deployment_label.unwrap_or_else(|| DEFAULT_DEPLOYMENT_LABEL.to_owned());
     if label.is_empty() {
         return Err(ParamError::value("deploymentLabel", "\"\"", "the name of a label is allowed"));
     }

@@ -10,7 +10,7 @@
 //! Source: AIBrix `throughput`. Release 0.4 has this formula over gauges that vLLM no longer exports. Later releases
 //! use tokens per request, from a query that reads as 0, and so pick at random; use `random` for that.
 
-use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
+use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Strategy};
 
@@ -19,6 +19,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "throughput",
     summary: "Picks the endpoint that computes the fewest tokens a second, prompt tokens counting twice.",
     source: "AIBrix `throughput`",
+    parameters: section::<FigureParams>,
     build: |value, _| params(value).map(|params| Box::new(Throughput(params)) as Box<dyn Strategy>),
 };
 

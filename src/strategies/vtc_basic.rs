@@ -24,14 +24,15 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::digest::{Digest, name_hash};
-use attache_scheduling::plugin::{Better, Inert, ParamError, UserCharge, params};
+use attache_scheduling::plugin::{Better, Inert, ParamError, UserCharge, params, section};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
 use attache_types::clock::Timestamp;
+use attache_types::declare::above;
 use attache_types::rng::PickRng;
+use attache_types::{keywords, parameters};
 use parking_lot::Mutex;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 use std::time::Duration;
 use tracker::{Tracker, UserUsage};
@@ -43,52 +44,52 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "vtc-basic",
     summary: "Steers users that were served many tokens recently to the last endpoints, weighed against load.",
     source: "AIBrix `vtc-basic`",
+    parameters: section::<Params>,
     build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// Header with the user.
-const DEFAULT_USER_HEADER: &str = "user";
-/// 5 units of time.
-const DEFAULT_WINDOW_SIZE: u32 = 5;
-/// Weighted tokens below which users count as equal.
-const DEFAULT_MIN_TOKENS: f64 = 1_000.0;
-/// With `compat`, the greatest sum while there is no user.
-const DEFAULT_MAX_TOKENS: f64 = 8_000.0;
-/// Weight of an input token.
-const DEFAULT_INPUT_TOKEN_WEIGHT: f64 = 1.0;
-/// Weight of an output token.
-const DEFAULT_OUTPUT_TOKEN_WEIGHT: f64 = 2.0;
-/// Requests that weigh as much as the full fairness term.
-const DEFAULT_MAX_POD_LOAD: f64 = 100.0;
-/// Weight of the fairness term, and of the load term.
-const DEFAULT_WEIGHT: f64 = 1.0;
 /// Estimated output tokens per input token.
 const OUTPUT_RATIO: f64 = 1.5;
 /// With `compat`, the upper bound of the random part of a score.
 const NOISE: f64 = 0.1;
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug)]
 enum TimeUnit {
     Minutes,
     Seconds,
     Milliseconds,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    user_header: String,
-    time_unit: TimeUnit,
-    window_size: u32,
-    min_tokens: f64,
-    max_tokens: f64,
-    input_token_weight: f64,
-    output_token_weight: f64,
-    max_pod_load: f64,
-    fairness_weight: f64,
-    utilization_weight: f64,
-    compat: bool,
+keywords! {
+    TimeUnit: "minutes" => Minutes, "seconds" => Seconds, "milliseconds" => Milliseconds;
+}
+
+parameters! {
+    // The defaults are AIBrix's.
+    struct Params {
+        /// Request header with the user. With `exchange.tenant`, the tenant is the user instead.
+        "userHeader" => user_header: String { default: "user".to_owned(); },
+        /// Unit of `windowSize`.
+        "timeUnit" => time_unit: TimeUnit { default: TimeUnit::Minutes; },
+        /// Length of the window whose tokens count, in `timeUnit`.
+        "windowSize" => window_size: u32 { default: 5; range: 1..; unit: "units of time"; },
+        /// Least spread of weighted tokens among users that counts in full. A smaller spread counts in proportion.
+        "minTokens" => min_tokens: f64 { default: 1_000.0; range: above(0.0); unit: "tokens"; },
+        /// With `compat`: assumed greatest sum of weighted tokens while no user has any.
+        "maxTokens" => max_tokens: f64 { default: 8_000.0; range: above(0.0); unit: "tokens"; },
+        /// Weight of an input token.
+        "inputTokenWeight" => input_token_weight: f64 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// Weight of an output token.
+        "outputTokenWeight" => output_token_weight: f64 { default: 2.0; range: 0.0..; unit: "weight"; },
+        /// Requests at which the load term is 1. The fairness term is at most 1.
+        "maxPodLoad" => max_pod_load: f64 { default: 100.0; range: above(0.0); unit: "requests"; },
+        /// Weight of the fairness term, which is 0 to 1 without `compat`.
+        "fairnessWeight" => fairness_weight: f64 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// Weight of the load term: requests divided by `maxPodLoad`.
+        "utilizationWeight" => utilization_weight: f64 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// Whether to use AIBrix's own formula, with a random part of up to 0.1.
+        "compat" => compat: bool { default: false; },
+    }
 }
 
 /// Parameters that change nothing.
@@ -99,43 +100,8 @@ pub(crate) const INERT: &[Inert] = &[Inert {
     why: "it needs `compat: true`; otherwise users are compared with each other",
 }];
 
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            user_header: DEFAULT_USER_HEADER.to_owned(),
-            time_unit: TimeUnit::Minutes,
-            window_size: DEFAULT_WINDOW_SIZE,
-            min_tokens: DEFAULT_MIN_TOKENS,
-            max_tokens: DEFAULT_MAX_TOKENS,
-            input_token_weight: DEFAULT_INPUT_TOKEN_WEIGHT,
-            output_token_weight: DEFAULT_OUTPUT_TOKEN_WEIGHT,
-            max_pod_load: DEFAULT_MAX_POD_LOAD,
-            fairness_weight: DEFAULT_WEIGHT,
-            utilization_weight: DEFAULT_WEIGHT,
-            compat: false,
-        }
-    }
-}
-
 impl Params {
     fn build(self) -> Result<VtcBasic, ParamError> {
-        let not_negative = [
-            ("inputTokenWeight", self.input_token_weight),
-            ("outputTokenWeight", self.output_token_weight),
-            ("fairnessWeight", self.fairness_weight),
-            ("utilizationWeight", self.utilization_weight),
-        ];
-        let positive =
-            [("minTokens", self.min_tokens), ("maxTokens", self.max_tokens), ("maxPodLoad", self.max_pod_load)];
-        if let Some((name, value)) = not_negative.iter().find(|(_, v)| !v.is_finite() || *v < 0.0) {
-            return Err(ParamError::value(name, value, "0 or more is allowed"));
-        }
-        if let Some((name, value)) = positive.iter().find(|(_, v)| !v.is_finite() || *v <= 0.0) {
-            return Err(ParamError::value(name, value, "more than 0 is allowed"));
-        }
-        if self.window_size == 0 {
-            return Err(ParamError::value("windowSize", 0, "at least 1 is needed"));
-        }
         if self.user_header.parse::<http::HeaderName>().is_err() {
             return Err(ParamError::value(
                 "userHeader",

@@ -13,7 +13,7 @@
 
 use attache_scheduling::Strategy;
 use attache_scheduling::least_request::LeastRequest;
-use attache_scheduling::plugin::{NoParams, ParamError, params};
+use attache_scheduling::plugin::{NoParams, ParamError, params, section};
 use attache_scheduling::registry::{Descriptor, Registry};
 use serde_json::Value;
 
@@ -23,6 +23,7 @@ pub const FAIR: Descriptor = Descriptor {
     summary: "Queues requests fairly by the tokens that each user received, and picks the endpoint with the \
               fewest requests.",
     source: "VTC (2024); named by AIBrix",
+    parameters: section::<NoParams>,
     build,
 };
 
@@ -31,6 +32,7 @@ pub const MAX_FAIR: Descriptor = Descriptor {
     name: "vtc-max-fair",
     summary: "As `vtc-fair`; users that received few tokens lately are lifted to the level of the last one served.",
     source: "VTC (2024); named by AIBrix",
+    parameters: section::<NoParams>,
     build,
 };
 
@@ -39,6 +41,7 @@ pub const PRED: Descriptor = Descriptor {
     name: "vtc-pred",
     summary: "As `vtc-fair`; the length of each response is predicted and charged when the request leaves the queue.",
     source: "VTC (2024); named by AIBrix",
+    parameters: section::<NoParams>,
     build,
 };
 

@@ -86,6 +86,22 @@ pub fn init(filter: &str, json: bool, colour: bool) -> Result<LogHandle, LogErro
     Ok(handle)
 }
 
+/// Starts logging to the log of another process, whose lines have a time and a level already.
+///
+/// # Errors
+/// If the filter is invalid or logging was started before.
+pub fn init_in<W>(filter: &str, writer: W) -> Result<LogHandle, LogError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (filter, handle) = reloadable(filter)?;
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
+    let layer = layer.without_time().with_level(false).with_ansi(false);
+    let subscriber = Registry::default().with(filter).with(layer);
+    tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Twice)?;
+    Ok(handle)
+}
+
 /// Logs panics as events, each place once a minute at most. The default of the standard library writes lines that are
 /// no JSON. A panic that ends a request is caught, and `attache_panics_total` counts it.
 pub fn log_panics() {
@@ -103,6 +119,18 @@ pub fn log_panics() {
     }));
 }
 
+/// A filter that can be changed, and its handle.
+fn reloadable(filter: &str) -> Result<(reload::Layer<EnvFilter, Registry>, LogHandle), FilterError> {
+    let (filter, reload) = reload::Layer::new(parse(filter)?);
+    let handle = LogHandle(Arc::new(move |new| {
+        if let Some(new) = new {
+            reload.reload(new).map_err(|e| e.to_string())?;
+        }
+        reload.with_current(ToString::to_string).map_err(|e| e.to_string())
+    }));
+    Ok((filter, handle))
+}
+
 /// A subscriber that writes to `writer`, and the handle of its filter.
 fn subscriber<W>(
     filter: &str,
@@ -113,13 +141,7 @@ fn subscriber<W>(
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    let (filter, reload) = reload::Layer::new(parse(filter)?);
-    let handle = LogHandle(Arc::new(move |new| {
-        if let Some(new) = new {
-            reload.reload(new).map_err(|e| e.to_string())?;
-        }
-        reload.with_current(ToString::to_string).map_err(|e| e.to_string())
-    }));
+    let (filter, handle) = reloadable(filter)?;
     // Without a reader of standard error, a report of the failed write would fail as well, by a panic.
     let layer = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
     let layer: Box<dyn Layer<_> + Send + Sync> = if json {

@@ -12,7 +12,9 @@ use super::redis::RedisMetrics;
 use super::rejections::{RejectionCollector, RejectionCount, Rejections};
 use super::reloads::Reloads;
 use attache_disagg::Failure;
-use attache_request::event::{DeadlineOutcome, Degraded, End, Exemplar, Limit, SplitOutcome, StreamOutcome};
+use attache_request::event::{
+    DeadlineOutcome, Degraded, End, Exemplar, Limit, ReservationOutcome, SessionEnd, SplitOutcome, StreamOutcome,
+};
 use attache_serving::tls::HandshakeFailures;
 use attache_types::clock::Timestamp;
 use attache_types::error::Reason;
@@ -43,6 +45,9 @@ attache_types::labels! {
 pub(super) const DECISION: [f64; 11] =
     [0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
 
+/// Bounds of the buckets of calls by Envoy, seconds.
+const HOOK: [f64; 9] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
+
 /// Counters of the whole process.
 #[derive(Debug)]
 pub struct Metrics {
@@ -67,7 +72,12 @@ pub struct Metrics {
     pub limits: Arc<Counts<Limit>>,
     /// Decisions and responses in degraded mode.
     pub degraded: Arc<Counts<Degraded>>,
+    /// Reservations.
+    pub reservations: Arc<Counts<ReservationOutcome>>,
+    /// Ended sessions.
+    pub session_ends: Arc<Counts<SessionEnd>>,
     decision_seconds: Histogram,
+    hook_seconds: Histogram,
     rejections: Arc<Rejections>,
     queues: QueueFamilies,
     deadlines: PoolCounts<DeadlineOutcome>,
@@ -99,9 +109,18 @@ impl Metrics {
         let limits = counts::register(registry, "limit_hits", help, "limit");
         let help = "decisions and responses in degraded mode, by cause";
         let degraded = counts::register(registry, "degraded", help, "mode");
+        let help = "sessions that were ended, by the `header` of their last request, by a call through the `gateway` or \
+                    to the `admin` port";
+        let session_ends = counts::register(registry, "sessions_ended", help, "by");
+        let help = "reservations: `made`; then `used` by their request, `expired`, `released` by a call, `mismatched` with \
+                    the request, `endpoint_gone`; `unknown` ids of requests; `refused` because too many are open";
+        let reservations = counts::register(registry, "reservations", help, "outcome");
         let decision_seconds = Histogram::new(DECISION);
         let help = "time from the last byte of the request to the decision";
         registry.register_with_unit("decision", help, Unit::Seconds, decision_seconds.clone());
+        let hook_seconds = Histogram::new(HOOK);
+        let help = "inside Envoy: time for which Attaché keeps a worker in one call; nothing in the ext-proc service";
+        registry.register_with_unit("hook", help, Unit::Seconds, hook_seconds.clone());
         let by_name = Arc::<ByName>::default();
         registry.register_collector(Box::new(ByNameCollector(by_name.clone())));
         Arc::new(Self {
@@ -127,7 +146,10 @@ impl Metrics {
             outcomes,
             limits,
             degraded,
+            reservations,
+            session_ends,
             decision_seconds,
+            hook_seconds,
             rejections,
             queues: QueueFamilies::register(registry),
             deadlines: PoolCounts::register(registry, "deadlines", DEADLINES, "outcome"),
@@ -152,6 +174,11 @@ impl Metrics {
     /// Records the time of a decision.
     pub fn decided_in(&self, duration: Duration) {
         self.decision_seconds.observe(duration.as_secs_f64());
+    }
+
+    /// Records how long a worker of Envoy was kept.
+    pub fn hook_took(&self, duration: Duration) {
+        self.hook_seconds.observe(duration.as_secs_f64());
     }
 
     /// The metrics of the queues of one pool.

@@ -35,6 +35,8 @@ impl Observer for Telemetry {
             // Endpoints count their ejections themselves, with the names that their series have.
             Event::Health(Verdict::Kept | Verdict::Ejected) => {}
             Event::ErrorInStream => _ = metrics.errors_in_stream.inc(),
+            Event::Reservation(outcome) => metrics.reservations.count(outcome),
+            Event::SessionEnd(by) => metrics.session_ends.count(by),
             Event::PrefillLeg(result) => metrics.prefill_leg(result.map_or_else(Failure::code, |()| LEG_OK)),
         }
     }

@@ -81,20 +81,19 @@ pub struct Otlp {
 
 impl Otlp {
     /// Starts to export to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is,
-    /// else `/v1/traces`). `ratio` is the fraction of requests that are traced if their caller has not
-    /// decided. `runtime` sends the batches.
+    /// else `/v1/traces`). `runtime` sends the batches.
     ///
     /// # Errors
     /// If the client can't be created. An unreachable collector is not an error.
-    pub fn start(endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
-        Self::start_as("attache", endpoint, ratio, runtime)
+    pub fn start(endpoint: &str, runtime: Handle) -> Result<Self, OtlpError> {
+        Self::start_as("attache", endpoint, runtime)
     }
 
     /// As [`Otlp::start`], under another service name. `OTEL_SERVICE_NAME` outranks it.
     ///
     /// # Errors
     /// As [`Otlp::start`].
-    pub fn start_as(service: &'static str, endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
+    pub fn start_as(service: &'static str, endpoint: &str, runtime: Handle) -> Result<Self, OtlpError> {
         let client = client(endpoint)?;
         let inner = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
@@ -117,17 +116,18 @@ impl Otlp {
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
             .build();
         let provider = SdkTracerProvider::builder()
-            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
+            // Without it, the SDK reads a sampler from the environment.
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOn)))
             .with_resource(resource)
             .with_span_processor(Bounded { inner: processor, stats: stats.clone() })
             .build();
         Ok(Self { provider, stats })
     }
 
-    /// Creates the spans of requests; `clock` converts their times.
+    /// Creates the spans of requests, as [`Tracing::new`].
     #[must_use]
-    pub fn tracing(&self, clock: Clock) -> Tracing {
-        Tracing::new(self.provider.tracer("attache"), clock)
+    pub fn tracing(&self, ratio: f64, clock: Clock) -> Tracing {
+        Tracing::new(self.provider.tracer("attache"), ratio, clock)
     }
 
     /// The source of tracers.

@@ -1,7 +1,8 @@
-//! Reads the list of token ids from a tokenizer's response without parsing the rest: a prompt of 100,000 tokens
-//! has 600 KB of digits.
+//! Reads the list of token ids from a tokenizer's response. The rest, which may be longer, is skipped.
 
-use memchr::memchr2;
+use super::settings::RemoteApi;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// A response without a valid list of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,143 +18,31 @@ pub enum TokenListError {
     NotTokens,
 }
 
-/// Returns the ids under `key` in `answer`, an object or a list of objects, of which the first counts.
-pub(super) fn token_list(answer: &[u8], key: &[u8]) -> Result<Vec<u32>, TokenListError> {
-    let mut at = Cursor { rest: answer };
-    at.white();
-    if at.take(b'[') {
-        at.white();
-    }
-    if !at.take(b'{') {
-        return Err(TokenListError::Malformed);
-    }
-    loop {
-        at.white();
-        if at.take(b'}') {
-            return Err(TokenListError::Missing);
-        }
-        let found = at.string().ok_or(TokenListError::Malformed)?;
-        at.white();
-        if !at.take(b':') {
-            return Err(TokenListError::Malformed);
-        }
-        at.white();
-        if found == key {
-            return at.ids();
-        }
-        at.value().ok_or(TokenListError::Malformed)?;
-        at.white();
-        if !at.take(b',') && at.rest.first() != Some(&b'}') {
-            return Err(TokenListError::Malformed);
-        }
-    }
+/// The lists of a response.
+#[derive(Deserialize)]
+struct Lists<'a> {
+    #[serde(borrow)]
+    tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    token_ids: Option<&'a RawValue>,
 }
 
-struct Cursor<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Cursor<'a> {
-    fn take(&mut self, byte: u8) -> bool {
-        match self.rest.split_first() {
-            Some((first, rest)) if *first == byte => {
-                self.rest = rest;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn white(&mut self) {
-        while let Some((b' ' | b'\t' | b'\n' | b'\r', rest)) = self.rest.split_first() {
-            self.rest = rest;
-        }
-    }
-
-    /// Reads a string; returns the bytes between its quotes with escapes.
-    fn string(&mut self) -> Option<&'a [u8]> {
-        let inside = self.rest.strip_prefix(b"\"")?;
-        let mut end = 0;
-        loop {
-            end += memchr2(b'"', b'\\', inside.get(end..)?)?;
-            if inside.get(end) == Some(&b'"') {
-                self.rest = inside.get(end + 1..)?;
-                return inside.get(..end);
-            }
-            end += 2;
-        }
-    }
-
-    /// Skips a value.
-    fn value(&mut self) -> Option<()> {
-        let mut depth = 0u32;
-        loop {
-            match self.rest.first()? {
-                b'"' => {
-                    self.string()?;
-                }
-                b'{' | b'[' => {
-                    depth = depth.checked_add(1)?;
-                    self.rest = self.rest.get(1..)?;
-                    continue;
-                }
-                b'}' | b']' => {
-                    depth = depth.checked_sub(1)?;
-                    self.rest = self.rest.get(1..)?;
-                }
-                _ => {
-                    let ends = |b: &u8| matches!(b, b'"' | b',' | b'{' | b'}' | b'[' | b']');
-                    let end = self.rest.iter().position(ends)?;
-                    self.rest = self.rest.get(end..)?;
-                }
-            }
-            if depth == 0 {
-                return Some(());
-            }
-            // Separators between the values of a container.
-            while let Some((b',' | b':' | b' ' | b'\t' | b'\n' | b'\r', rest)) = self.rest.split_first() {
-                self.rest = rest;
-            }
-        }
-    }
-
-    fn ids(&mut self) -> Result<Vec<u32>, TokenListError> {
-        if !self.take(b'[') {
-            return Err(TokenListError::Missing);
-        }
-        // Digits, a comma, and often a blank: most ids have five digits.
-        let mut ids = Vec::with_capacity(self.rest.len() / 6);
-        self.white();
-        if self.take(b']') {
-            return Ok(ids);
-        }
-        loop {
-            ids.push(self.id()?);
-            self.white();
-            if self.take(b']') {
-                return Ok(ids);
-            }
-            if !self.take(b',') {
-                return Err(if self.rest.is_empty() { TokenListError::Malformed } else { TokenListError::NotTokens });
-            }
-            self.white();
-        }
-    }
-
-    fn id(&mut self) -> Result<u32, TokenListError> {
-        let (mut id, mut digits) = (0u64, 0u32);
-        while let Some((digit @ b'0'..=b'9', rest)) = self.rest.split_first() {
-            id = id.wrapping_mul(10).wrapping_add(u64::from(*digit - b'0'));
-            digits += 1;
-            self.rest = rest;
-        }
-        match (u32::try_from(id), digits) {
-            // Ten digits are enough for every id; more could overflow.
-            (Ok(id), 1..=10) => Ok(id),
-            (_, 0) if self.rest.is_empty() => Err(TokenListError::Malformed),
-            _ => Err(TokenListError::NotTokens),
-        }
-    }
+/// Returns the ids in `answer`, an object with a list of tokens, or an array of such objects, of which the first counts.
+pub(super) fn token_list(api: RemoteApi, answer: &[u8]) -> Result<Vec<u32>, TokenListError> {
+    let is_array = answer.trim_ascii_start().starts_with(b"[");
+    let first = if is_array {
+        serde_json::from_slice::<Vec<Lists<'_>>>(answer).map(|all| all.into_iter().next())
+    } else {
+        serde_json::from_slice(answer).map(Some)
+    };
+    let lists = first.map_err(|_| TokenListError::Malformed)?;
+    let list = lists.and_then(|lists| match api {
+        RemoteApi::Tokenize => lists.tokens,
+        RemoteApi::Render => lists.token_ids,
+    });
+    let list = list.map(RawValue::get);
+    let list = list.filter(|list| list.starts_with('[')).ok_or(TokenListError::Missing)?;
+    serde_json::from_str(list).map_err(|_| TokenListError::NotTokens)
 }
 
 #[cfg(test)]
@@ -173,11 +62,11 @@ mod tests {
             let body = capture(name);
             let expected: Vec<u32> = serde_json::from_value(body["tokens"].clone()).unwrap();
             assert_eq!(expected.len() as u64, body["count"].as_u64().unwrap());
-            assert_eq!(token_list(&serde_json::to_vec(&body).unwrap(), b"tokens"), Ok(expected), "{name}");
+            assert_eq!(token_list(RemoteApi::Tokenize, &serde_json::to_vec(&body).unwrap()), Ok(expected), "{name}");
         }
         // The form of /v1/completions/render: a list with one element for each prompt.
         let render = br#"[{"request_id":"cmpl-a3fc","token_ids":[784, 587],"token_offsets":null,"features":null}]"#;
-        assert_eq!(token_list(render, b"token_ids"), Ok(vec![784, 587]));
+        assert_eq!(token_list(RemoteApi::Render, render), Ok(vec![784, 587]));
     }
 
     #[test]
@@ -203,16 +92,16 @@ mod tests {
             (r#"{"tokens":[-1]}"#, NotTokens),
             (r#"{"tokens":["1"]}"#, NotTokens),
             (r#"{"tokens":[1,null]}"#, NotTokens),
-            (r#"{"tokens":[1 2]}"#, NotTokens),
+            (r#"{"tokens":[1 2]}"#, Malformed),
             (r#"{"tokens":[[1]]}"#, NotTokens),
             (r#"{"tokens":[4294967296]}"#, NotTokens),
             (r#"{"tokens":[18446744073709551617]}"#, NotTokens),
         ];
         for (answer, error) in cases {
-            assert_eq!(token_list(answer.as_bytes(), b"tokens"), Err(*error), "{answer}");
+            assert_eq!(token_list(RemoteApi::Tokenize, answer.as_bytes()), Err(*error), "{answer}");
         }
-        assert_eq!(token_list(b" { \"tokens\" : [ ] } ", b"tokens"), Ok(vec![]));
-        assert_eq!(token_list(b"{\"tokens\":[4294967295 ,\n0]}", b"tokens"), Ok(vec![u32::MAX, 0]));
+        assert_eq!(token_list(RemoteApi::Tokenize, b" { \"tokens\" : [ ] } "), Ok(vec![]));
+        assert_eq!(token_list(RemoteApi::Tokenize, b"{\"tokens\":[4294967295 ,\n0]}"), Ok(vec![u32::MAX, 0]));
     }
 
     fn any_value() -> impl Strategy<Value = Value> {
@@ -250,10 +139,10 @@ mod tests {
             };
             let text = if pretty { serde_json::to_vec_pretty(&answer) } else { serde_json::to_vec(&answer) }.unwrap();
             let expected = serde_json::from_value::<Vec<u32>>(answer["tokens"].clone());
-            prop_assert_eq!(token_list(&text, b"tokens").ok(), expected.ok());
+            prop_assert_eq!(token_list(RemoteApi::Tokenize, &text).ok(), expected.ok());
             // A truncated response gives the complete list or an error.
             let cut = text.get(..cut).unwrap_or(&text);
-            if let Ok(found) = token_list(cut, b"tokens") {
+            if let Ok(found) = token_list(RemoteApi::Tokenize, cut) {
                 prop_assert_eq!(Some(found), serde_json::from_value::<Vec<u32>>(answer["tokens"].clone()).ok());
             }
         }

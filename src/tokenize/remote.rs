@@ -276,7 +276,7 @@ impl RemotePool {
                     continue;
                 }
                 Ok(CallResponse::Refused(status)) => return Err(Unavailable::Refused(status)),
-                Ok(CallResponse::Body(body)) => token_list(&body, call.field).map_err(CallError::from),
+                Ok(CallResponse::Body(body)) => token_list(self.settings.api, &body).map_err(CallError::from),
                 Err(error) => Err(error),
             };
             match tokens {

@@ -70,11 +70,10 @@ const NOT_RENDERED: &[&str] = &[
 /// Members of the Responses API that continue state of one server.
 const CONTINUES: &[&str] = &["previous_response_id", "conversation"];
 
-/// A tokenizer request, and the position of the tokens in its response.
+/// A tokenizer request.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) path: &'static str,
-    pub(super) field: &'static [u8],
     pub(super) body: Bytes,
 }
 
@@ -82,7 +81,7 @@ impl Call {
     /// Returns the call for a client's request, or the reason for which the tokenizer does not support it.
     pub(super) fn new(api: RemoteApi, ask: &TokenCall<'_>) -> Result<Self, &'static str> {
         let ObjectMembers(fields) = serde_json::from_slice(ask.body).map_err(|_| "the body is no JSON object")?;
-        let (path, field) = place(api, ask.api).ok_or("the tokenizer doesn't know this API")?;
+        let path = place(api, ask.api).ok_or("the tokenizer doesn't know this API")?;
         let mut body = CallBody::new(ask.model);
         for (key, value) in &fields {
             let key = key.as_ref();
@@ -115,21 +114,21 @@ impl Call {
             // Messages require a limit of the response; the smallest one never makes a prompt too long.
             body.field("max_tokens", "1");
         }
-        Ok(Self { path, field, body: body.finish() })
+        Ok(Self { path, body: body.finish() })
     }
 
     /// Returns a call that any server of `model` can answer.
     pub(super) fn probe(api: RemoteApi, model: &str) -> Self {
-        let (path, field) = match api {
-            RemoteApi::Tokenize => ("/tokenize", b"tokens".as_slice()),
-            RemoteApi::Render => ("/v1/completions/render", b"token_ids".as_slice()),
+        let path = match api {
+            RemoteApi::Tokenize => "/tokenize",
+            RemoteApi::Render => "/v1/completions/render",
         };
         let mut body = CallBody::new(model);
         body.field("prompt", "\"a\"");
         if api == RemoteApi::Render {
             body.field("max_tokens", "1");
         }
-        Self { path, field, body: body.finish() }
+        Self { path, body: body.finish() }
     }
 
     /// Returns a hash that identifies the call.
@@ -139,16 +138,15 @@ impl Call {
     }
 }
 
-fn place(api: RemoteApi, of: Api) -> Option<(&'static str, &'static [u8])> {
-    let path = match (api, of) {
-        (RemoteApi::Tokenize, Api::ChatCompletions | Api::Completions) => return Some(("/tokenize", b"tokens")),
-        (RemoteApi::Render, Api::ChatCompletions) => "/v1/chat/completions/render",
-        (RemoteApi::Render, Api::Completions) => "/v1/completions/render",
-        (RemoteApi::Render, Api::Messages) => "/v1/messages/render",
-        (RemoteApi::Render, Api::Responses) => "/v1/responses/render",
-        _ => return None,
-    };
-    Some((path, b"token_ids"))
+fn place(api: RemoteApi, of: Api) -> Option<&'static str> {
+    match (api, of) {
+        (RemoteApi::Tokenize, Api::ChatCompletions | Api::Completions) => Some("/tokenize"),
+        (RemoteApi::Render, Api::ChatCompletions) => Some("/v1/chat/completions/render"),
+        (RemoteApi::Render, Api::Completions) => Some("/v1/completions/render"),
+        (RemoteApi::Render, Api::Messages) => Some("/v1/messages/render"),
+        (RemoteApi::Render, Api::Responses) => Some("/v1/responses/render"),
+        _ => None,
+    }
 }
 
 /// Of a batch, returns the first prompt, which routing uses.
@@ -309,7 +307,7 @@ mod tests {
         assert_ne!(base, key(Api::ChatCompletions, json!({"messages": ["a"]}), 2));
         let paths = [Api::ChatCompletions, Api::Completions, Api::Messages, Api::Responses];
         let lengths: std::collections::BTreeSet<_> =
-            paths.iter().filter_map(|api| place(RemoteApi::Render, *api)).map(|(path, _)| path.len()).collect();
+            paths.iter().filter_map(|api| place(RemoteApi::Render, *api)).map(str::len).collect();
         assert_eq!(lengths.len(), paths.len());
     }
 }

@@ -1,87 +1,8 @@
-//! Parameters of plugins: parsing, and errors that name the wrong value and what is allowed.
+//! Parameters of plugins: their errors, their reader, and those without effect.
 
-use crate::spelling::closest;
-use serde::de::DeserializeOwned;
+pub use crate::param_error::{ParamError, Step};
+pub use crate::parameter::{Parameter, params, section};
 use serde_json::Value;
-use serde_path_to_error::Segment;
-use std::fmt;
-
-/// Most characters of a value that an error quotes.
-const SHOWN_CHARS: usize = 60;
-
-/// One step of a path from a mapping or a list to a value in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The entry of a mapping with this key.
-    Key(String),
-    /// The item of a list at this position, from 0.
-    Item(usize),
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Step::Key(key) => write!(f, ".{key}"),
-            Step::Item(at) => write!(f, "[{at}]"),
-        }
-    }
-}
-
-/// Parameters that a plugin does not accept.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct ParamError {
-    message: String,
-    steps: Vec<Step>,
-    of_key: bool,
-}
-
-impl ParamError {
-    /// Creates an error about the parameters as a whole.
-    #[must_use]
-    pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), steps: Vec::new(), of_key: false }
-    }
-
-    /// Creates an error about `name` with the value `got`; `allowed` describes the allowed values.
-    #[must_use]
-    pub fn value(name: &str, got: impl fmt::Display, allowed: &str) -> Self {
-        Self::new(format!("`{name}` is {got}; {allowed}")).under(name)
-    }
-
-    /// Returns the error with its path below `key`.
-    #[must_use]
-    pub fn under(mut self, key: impl Into<String>) -> Self {
-        self.steps.insert(0, Step::Key(key.into()));
-        self
-    }
-
-    /// Returns the error with its path below the item at `index` of a list.
-    #[must_use]
-    pub fn in_item(mut self, index: usize) -> Self {
-        self.steps.insert(0, Step::Item(index));
-        self
-    }
-
-    /// Returns the error with the name of its plugin or parameter before the message.
-    #[must_use]
-    pub fn named(mut self, name: &str) -> Self {
-        self.message = format!("`{name}`: {}", self.message);
-        self
-    }
-
-    /// Returns the path from the parameters to the wrong value; empty when they are wrong as a whole.
-    #[must_use]
-    pub fn steps(&self) -> &[Step] {
-        &self.steps
-    }
-
-    /// Whether the last key of [`Self::steps`] is wrong, instead of its value.
-    #[must_use]
-    pub fn is_of_key(&self) -> bool {
-        self.of_key
-    }
-}
 
 /// Parameters that change nothing while others of their plugin have certain values.
 #[derive(Clone, Copy, Debug)]
@@ -111,128 +32,12 @@ impl Inert {
                 let steps: Vec<Step> = path.split('.').map(|key| Step::Key(key.to_owned())).collect();
                 if at(given, &steps).is_some_and(|value| !value.is_null()) {
                     let message = format!("`{path}` has no effect: {}", rule.why);
-                    found.push(ParamError { message, steps, of_key: true });
+                    found.push(ParamError::of_key(message, steps));
                 }
             }
         }
         found
     }
-}
-
-/// The name by which `given` has a parameter with these `names`; the first of them if it has none.
-#[must_use]
-pub fn written<'n>(given: &Value, names: &[&'n str]) -> &'n str {
-    let first = names.first().copied().unwrap_or_default();
-    names.iter().copied().find(|name| given.get(name).is_some()).unwrap_or(first)
-}
-
-/// Parses the parameters of a plugin; `null` means the defaults.
-///
-/// # Errors
-/// [`ParamError`] about the first wrong value: its expected type, or the known names.
-pub fn params<P: DeserializeOwned + Default>(value: &Value) -> Result<P, ParamError> {
-    match value {
-        Value::Null => Ok(P::default()),
-        Value::Object(_) => read(value),
-        // Serde would accept a list as the values of the fields in their order.
-        other => Err(ParamError::new(format!("parameters must be a mapping, got {}", describe(other)))),
-    }
-}
-
-/// Parses a value that has no default.
-///
-/// # Errors
-/// As [`params`].
-pub fn read<P: DeserializeOwned>(value: &Value) -> Result<P, ParamError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let mut steps = Vec::new();
-        for segment in error.path() {
-            match segment {
-                Segment::Map { key } | Segment::Enum { variant: key } => steps.push(Step::Key(key.clone())),
-                Segment::Seq { index } => steps.push(Step::Item(*index)),
-                Segment::Unknown => break,
-            }
-        }
-        explain(value, steps, &error.inner().to_string())
-    })
-}
-
-/// Converts serde's message about the value at `steps` to terms of the configuration.
-fn explain(root: &Value, steps: Vec<Step>, text: &str) -> ParamError {
-    let name = steps.iter().rev().find_map(|step| match step {
-        Step::Key(key) => Some(shorten(key)),
-        Step::Item(_) => None,
-    });
-    let subject = match (&name, steps.last()) {
-        (Some(name), Some(Step::Item(_))) => format!("each item of `{name}`"),
-        (Some(name), _) => format!("`{name}`"),
-        (None, _) => "the value".to_owned(),
-    };
-    let of_key = text.starts_with("unknown field");
-    let message = if of_key {
-        unknown("parameter", text)
-    } else if let Some(problem) = text.strip_prefix("unknown variant ") {
-        format!("{subject} is {}", unknown("", problem).trim_start())
-    } else if let Some(own) = text.strip_prefix("duplicate field ") {
-        format!("{subject} is another name of {own}, and both are given")
-    } else if let Some(missing) = text.strip_prefix("missing field ") {
-        format!("{missing} is missing")
-    } else {
-        let expected = text.strip_prefix("invalid ").and_then(|rest| rest.rsplit_once(", expected "));
-        match (expected, at(root, &steps)) {
-            (Some((_, expected)), Some(got)) => format!("{subject} must be {}, got {}", words(expected), describe(got)),
-            _ => text.to_owned(),
-        }
-    };
-    ParamError { message, steps, of_key }
-}
-
-/// Describes a name that is not in serde's list: `` `got`; did you mean `b`? `` or the whole list.
-fn unknown(noun: &str, text: &str) -> String {
-    let mut quoted = text.split('`').skip(1).step_by(2);
-    let got = quoted.next().unwrap_or_default();
-    let known: Vec<&str> = quoted.collect();
-    let unknown = if noun.is_empty() { String::new() } else { format!("unknown {noun} ") };
-    let shown = shorten(got);
-    match closest(got, known.iter().copied()) {
-        Some(meant) => format!("{unknown}`{shown}`; did you mean `{meant}`?"),
-        None if known.is_empty() => format!("{unknown}`{shown}`; there are none"),
-        None => format!("{unknown}`{shown}`, allowed: {}", known.join(", ")),
-    }
-}
-
-/// Returns the term of the configuration for a Rust type or serde's own term.
-fn words(expected: &str) -> &str {
-    match expected {
-        "f32" | "f64" => "a number",
-        "u8" => "a whole number of 0 to 255",
-        "u16" => "a whole number of 0 to 65535",
-        "u32" => "a whole number of 0 to 4294967295",
-        "u64" | "usize" => "a whole number of 0 or more",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
-        "a boolean" => "`true` or `false`",
-        "a string" | "string or map" => "text",
-        "a sequence" => "a list",
-        "a map" => "a mapping",
-        other if other.starts_with("struct ") => "a mapping",
-        other => other,
-    }
-}
-
-/// Describes a value, for messages.
-fn describe(value: &Value) -> String {
-    match value {
-        Value::Null => "nothing".to_owned(),
-        Value::Bool(b) => format!("`{b}`"),
-        Value::Number(n) => format!("the number {n}"),
-        Value::String(text) => format!("the text `{}`", shorten(text)),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "a mapping".to_owned(),
-    }
-}
-
-fn shorten(text: &str) -> String {
-    text.chars().take(SHOWN_CHARS).collect()
 }
 
 /// Returns the value at `steps`.
@@ -243,10 +48,10 @@ fn at<'v>(root: &'v Value, steps: &[Step]) -> Option<&'v Value> {
     })
 }
 
-/// The parameters of a plugin that has none.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NoParams {}
+crate::parameters! {
+    /// The parameters of a plugin that has none.
+    pub struct NoParams {}
+}
 
 #[cfg(test)]
 mod tests {
@@ -254,37 +59,44 @@ mod tests {
     use serde_json::json;
     use std::collections::BTreeMap;
 
-    #[derive(Debug, Default, serde::Deserialize)]
-    #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-    struct Outer {
-        weight: f32,
-        most: u32,
-        mode: Mode,
-        header: String,
-        inner: Inner,
-        items: Vec<Inner>,
-        bounds: BTreeMap<String, f64>,
-        many: Vec<u16>,
+    crate::parameters! {
+        struct Outer {
+            /// A number.
+            "weight" => weight: f32 { default: 1.0; },
+            /// A whole number.
+            "most" | "limit" => most: u32 { default: 0; range: 0..=9; },
+            /// A keyword.
+            "mode" => mode: Mode { default: Mode::LeastRequest; },
+            /// A text.
+            "header" => header: String { default: String::new(); },
+            /// A mapping.
+            "inner" => inner: Option<Inner>,
+            /// Mappings.
+            "items" => items: Vec<Inner>,
+            /// Numbers by name.
+            "bounds" => bounds: BTreeMap<String, f64>,
+            /// Whole numbers.
+            "many" => many: Vec<u16>,
+            ignored {
+                /// Without effect.
+                "old": u16,
+            }
+        }
+        struct Inner {
+            /// A switch.
+            "on" => on: bool,
+        }
     }
 
-    #[derive(Debug, Default, serde::Deserialize)]
-    #[serde(rename_all = "kebab-case")]
+    #[derive(Clone, Copy, Debug, PartialEq)]
     enum Mode {
-        #[default]
         LeastRequest,
         Random,
     }
 
-    #[derive(Debug, Default, serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only whether it can be read is asked")]
-    struct Inner {
-        on: bool,
+    crate::keywords! {
+        Mode: "least-request" => LeastRequest, "random" => Random;
     }
-
-    #[derive(Debug, Default, serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Nothing {}
 
     #[test]
     fn wrong_parameter_error_names_value_path_and_allowed() {
@@ -299,6 +111,10 @@ mod tests {
             (json!({"inner": 1}), ".inner", "`inner` must be a mapping, got the number 1"),
             (json!({"inner": {"on": "yes"}}), ".inner.on", "`on` must be `true` or `false`, got the text `yes`"),
             (json!({"inner": {}}), ".inner", "`on` is missing"),
+            (json!({"most": 10}), ".most", "`most` is 10; 0 to 9 is allowed"),
+            (json!({"limit": 10}), ".limit", "`limit` is 10; 0 to 9 is allowed"),
+            (json!({"most": 1, "limit": 1}), ".limit", "`limit` is another name of `most`, and both are given"),
+            (json!({"old": "a"}), ".old", "`old` must be a whole number of 0 to 65535, got the text `a`"),
             (
                 json!({"items": [{"on": true}, {"on": 1}]}),
                 ".items[1].on",
@@ -315,7 +131,8 @@ mod tests {
             (
                 json!({"colour": 1}),
                 ".colour",
-                "unknown parameter `colour`, allowed: weight, most, mode, header, inner, items, bounds, many",
+                "unknown parameter `colour`, allowed: weight, most, limit, mode, header, inner, items, bounds, many, \
+                 old",
             ),
             (json!({"inner": {"off": 1}}), ".inner.off", "unknown parameter `off`, allowed: on"),
             (json!([1]), "", "parameters must be a mapping, got a list"),
@@ -329,8 +146,30 @@ mod tests {
     }
 
     #[test]
+    fn absent_parameters_have_their_defaults_and_null_counts_as_absent() {
+        for given in [json!(null), json!({}), json!({"weight": null, "inner": null, "many": null, "old": null})] {
+            let read = params::<Outer>(&given).unwrap();
+            assert_eq!((read.weight, read.most, read.mode, &*read.header), (1.0, 0, Mode::LeastRequest, ""), "{given}");
+            assert!(read.inner.is_none() && read.items.is_empty() && read.bounds.is_empty() && read.many.is_empty());
+        }
+        let read = params::<Outer>(&json!({"limit": 3, "items": [{"on": true}]})).unwrap();
+        assert!(read.most == 3 && read.items[0].on, "{read:?}");
+    }
+
+    #[test]
+    fn declaration_says_what_the_reader_accepts() {
+        let section = section::<Outer>();
+        let key = |name| section.keys.iter().find(|key| key.name == name).unwrap();
+        assert_eq!(key("most").range.as_ref().map(|range| &*range.text), Some("0 to 9"));
+        assert_eq!((key("weight").default.clone(), key("most").aliases), (Some(json!(1.0)), &["limit"][..]));
+        assert_eq!((key("mode").note, key("mode").default.clone()), ("A keyword.", Some(json!("least-request"))));
+        assert!(section.keys.iter().all(|key| !key.required) && section.keys.len() == 9);
+        assert!(super::section::<Inner>().keys[0].required);
+    }
+
+    #[test]
     fn plugin_without_parameters_says_that_there_are_none() {
-        let error = params::<Nothing>(&json!({"temperature": 3})).unwrap_err();
+        let error = params::<NoParams>(&json!({"temperature": 3})).unwrap_err();
         assert_eq!(error.to_string(), "unknown parameter `temperature`; there are none");
     }
 

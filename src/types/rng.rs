@@ -14,6 +14,13 @@ pub fn for_request(seed: u64, sequence: u64) -> PickRng {
     PickRng::seed_from_u64(seed ^ sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
+/// Returns 128 random bits of the operating system, for secrets; `None` if it has none.
+#[must_use]
+pub fn system_secret() -> Option<u128> {
+    let half = || SysRng.try_next_u64().ok().map(u128::from);
+    Some(half()? << 64 | half()?)
+}
+
 /// Returns a seed from the operating system, for runs without a configured one.
 #[must_use]
 pub fn system_seed() -> u64 {

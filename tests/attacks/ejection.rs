@@ -3,11 +3,12 @@
 use super::honest::Honest;
 use crate::faults::refusing;
 use crate::shipped::by_header;
-use crate::support::attache::AttacheProcess;
+use crate::support::attache::{AdminPages, AttacheProcess};
 use crate::support::body::{Payload, chat};
 use crate::support::client::{self, Http};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::gateway::{Gateway, Way};
 use bytes::Bytes;
 use http::HeaderValue;
 use std::net::SocketAddr;
@@ -62,7 +63,7 @@ async fn attack(to: SocketAddr, (http, target): (Http, &'static str), forged: bo
 }
 
 /// Sends requests one after another until `count` servers are ejected. Returns how many requests failed.
-async fn until_ejected(to: SocketAddr, picker: &AttacheProcess, count: f64) -> usize {
+async fn until_ejected(to: SocketAddr, picker: &AdminPages, count: f64) -> usize {
     let mut failed = 0;
     for _ in 0..500 {
         let reply = client::post(to, "/v1/chat/completions", chat(300, false, 1)).await.expect("a response");
@@ -76,28 +77,32 @@ async fn until_ejected(to: SocketAddr, picker: &AttacheProcess, count: f64) -> u
 
 #[tokio::test(flavor = "multi_thread")]
 async fn error_responses_caused_by_clients_eject_no_healthy_server() {
-    let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
+    let [a, b, c] = [Echo::start().await, Echo::start().await, Echo::start().await];
     // One server is down. If all others were ejected, Attaché would ignore ejection and send requests to it.
-    let servers = [a.address, b.address, c.address, d.address, refusing().await];
-    let picker = AttacheProcess::configured(&configuration(&servers, "ejection: 60s, slowStart: 0s")).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    assert_eq!(until_ejected(to, &picker, 1.0).await, 2, "two failed connections eject");
-    let honest = Honest::new(to);
-    let quiet = honest.quiet().await;
-    let (report, sent) = honest
-        .during(async {
-            let mut attackers = tokio::task::JoinSet::new();
-            for (number, what) in ATTACKS.into_iter().enumerate() {
-                attackers.spawn(attack(to, what, number % 2 == 0));
-            }
-            attackers.join_all().await.into_iter().sum::<usize>()
-        })
-        .await;
-    assert!(sent > 200, "{sent} requests are no attack");
-    assert_eq!(picker.metric("attache_ejections_total").await, 1.0, "no server but the one that is down");
-    report.assert_unharmed(&quiet);
-    picker.assert_settled().await;
+    let servers = [a.address, b.address, c.address, refusing().await];
+    for way in Way::BOTH {
+        let text = configuration(&servers, "ejection: 60s, slowStart: 0s");
+        let picker = Gateway::alone(way, &text, &servers).await;
+        let to = picker.clients();
+        // Two failed connections eject. Inside Envoy, the next server of the list gets these requests.
+        let failed = if way == Way::Inside { 0 } else { 2 };
+        assert_eq!(until_ejected(to, &picker, 1.0).await, failed, "{way:?}");
+        let honest = Honest::new(to);
+        let quiet = honest.quiet().await;
+        let (report, sent) = honest
+            .during(async {
+                let mut attackers = tokio::task::JoinSet::new();
+                for (number, what) in ATTACKS.into_iter().enumerate() {
+                    attackers.spawn(attack(to, what, number % 2 == 0));
+                }
+                attackers.join_all().await.into_iter().sum::<usize>()
+            })
+            .await;
+        assert!(sent > 200, "{sent} requests are no attack");
+        assert_eq!(picker.metric("attache_ejections_total").await, 1.0, "no server but the one that is down");
+        report.assert_unharmed(&quiet);
+        picker.assert_settled().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

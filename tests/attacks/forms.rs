@@ -9,6 +9,7 @@ use crate::support::body::sha256;
 use crate::support::client::Http;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::gateway::{Gateway, Way};
 use bytes::Bytes;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,13 +19,12 @@ const PATH: &str = "/v1/audio/transcriptions";
 const ALLOWED: usize = 3;
 
 /// A picker that limits requests for `m`. Honest clients use another model.
-async fn picker(echo: &Echo) -> AttacheProcess {
-    let text = format!(
+fn configuration(echo: &Echo) -> String {
+    format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nlimits:\n  models: {{overrides: {{m: {{requestsPerDay: {ALLOWED}}}}}}}\n\
          pools:\n- name: default\n  endpoints: [{{address: \"{}\", engine: none}}]\n",
         echo.address
-    );
-    AttacheProcess::configured(&text).await
+    )
 }
 
 /// A form of these parts: their headers and values.
@@ -61,31 +61,36 @@ fn confusing() -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forms_that_servers_read_differently_pass_no_limit_of_a_model() {
-    let echo = Echo::start().await;
-    let picker = picker(&echo).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    for form in confusing() {
-        for (http, most) in [(Http::H1, 4_000), (Http::H2, 40_000)] {
-            let reply = send(to, http, PATH, form.clone().into(), most).await;
-            let begin = &form[..form.len().min(300)];
-            assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (400, "invalid_model"), "{begin}");
+    for way in Way::BOTH {
+        let echo = Echo::start().await;
+        let picker = Gateway::alone(way, &configuration(&echo), &[echo.address]).await;
+        let to = picker.clients();
+        for form in confusing() {
+            for (http, most) in [(Http::H1, 4_000), (Http::H2, 40_000)] {
+                let reply = send(to, http, PATH, form.clone().into(), most).await;
+                let begin = &form[..form.len().min(300)];
+                assert_eq!(
+                    (reply.status.as_u16(), reply.header("x-attache-reason")),
+                    (400, "invalid_model"),
+                    "{begin}"
+                );
+            }
         }
+        // Requests that a server saw the start of.
+        let cut = echo.requests();
+        // As many parts as fit before the model.
+        let parts = "--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n\r\n".repeat(20_000);
+        let endless = [parts.as_bytes(), file_first(1_000, "m").as_ref()].concat();
+        let mut reasons = Vec::new();
+        for _ in 0..ALLOWED + 2 {
+            let reply = send(to, Http::H2, PATH, endless.clone().into(), 40_000).await;
+            reasons.push((reply.status.as_u16(), reply.header("x-attache-reason").to_owned()));
+        }
+        assert_eq!(reasons[..ALLOWED], [(); ALLOWED].map(|()| (200, String::new())));
+        assert_eq!(reasons[ALLOWED..], [(); 2].map(|()| (429, "requests_per_day_exceeded".to_owned())));
+        assert_eq!(echo.requests() - cut, ALLOWED);
+        picker.assert_settled().await;
     }
-    // Requests that a server saw the start of.
-    let cut = echo.requests();
-    // As many parts as fit before the model.
-    let parts = "--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n\r\n".repeat(20_000);
-    let endless = [parts.as_bytes(), file_first(1_000, "m").as_ref()].concat();
-    let mut reasons = Vec::new();
-    for _ in 0..ALLOWED + 2 {
-        let reply = send(to, Http::H2, PATH, endless.clone().into(), 40_000).await;
-        reasons.push((reply.status.as_u16(), reply.header("x-attache-reason").to_owned()));
-    }
-    assert_eq!(reasons[..ALLOWED], [(); ALLOWED].map(|()| (200, String::new())));
-    assert_eq!(reasons[ALLOWED..], [(); 2].map(|()| (429, "requests_per_day_exceeded".to_owned())));
-    assert_eq!(echo.requests() - cut, ALLOWED);
-    picker.assert_settled().await;
 }
 
 /// CPU time of the picker for this attack: bodies in chunks of a few bytes.
@@ -111,7 +116,7 @@ async fn cost_of_tiny_chunks(
 #[tokio::test(flavor = "multi_thread")]
 async fn forms_in_tiny_chunks_cost_what_other_bodies_cost() {
     let echo = Echo::start().await;
-    let picker = picker(&echo).await;
+    let picker = AttacheProcess::configured(&configuration(&echo)).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     // Every byte of this file begins a delimiter that no boundary completes.

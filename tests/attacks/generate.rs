@@ -1,8 +1,9 @@
 //! APIs with token counts in other fields or none: SGLang's `/generate`, and unknown paths.
 
 use super::honest::Honest;
-use super::usage::{Forged, assert_honest_charge, picker, served};
+use super::usage::{Forged, assert_honest_charge, configuration, served};
 use crate::shipped::by_header;
+use crate::support::attache::AttacheProcess;
 use crate::support::client::Http;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
@@ -27,7 +28,7 @@ fn forged(path: &'static str, sse: bool, reply: String, request: Value) -> Forge
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang_generate_is_charged_and_limited_like_other_apis() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, "").await;
+    let picker = AttacheProcess::configured(&configuration(&echo, "")).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
@@ -77,7 +78,7 @@ async fn sglang_generate_is_charged_and_limited_like_other_apis() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_paths_cost_a_flat_estimate_or_are_rejected() {
     let echo = Echo::start().await;
-    let estimates = picker(&echo, "").await;
+    let estimates = AttacheProcess::configured(&configuration(&echo, "")).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &estimates)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to).with("x-tenant", "honest");
@@ -98,7 +99,7 @@ async fn unknown_paths_cost_a_flat_estimate_or_are_rejected() {
     estimates.assert_settled().await;
     assert_honest_charge(&estimates, quiet.latencies.len() + report.latencies.len()).await;
 
-    let rejects = picker(&echo, "    unknownPaths: reject\n").await;
+    let rejects = AttacheProcess::configured(&configuration(&echo, "    unknownPaths: reject\n")).await;
     let envoy = envoy.beside(&by_header("original-dst.yaml", &rejects)).await;
     let before = echo.requests();
     let reply =

@@ -133,9 +133,9 @@ impl Report {
         self.latencies.get(at).copied().unwrap_or_default()
     }
 
-    /// Panics unless every request completed, the 90th percentile is at most twice that without the attack, and no
-    /// request took much longer. The 99th percentile of some 40 requests is the slowest one, which a pause of a busy
-    /// machine decides.
+    /// Panics unless every request completed, the 80th percentile is at most twice that without the attack, and no
+    /// request took much longer. A single pause of a busy machine delays the requests of all clients, an eighth of the
+    /// fewest: higher percentiles tell of it, and not of an attack, which lasts.
     pub(crate) fn assert_unharmed(&self, quiet: &Report) {
         let sent = self.latencies.len() + self.failures.len();
         assert!(
@@ -144,10 +144,10 @@ impl Report {
             self.failures.len(),
             self.failures.first()
         );
-        let (attacked, quiet) = (self.percentile(90), quiet.percentile(90).max(QUIET_FLOOR));
+        let (attacked, quiet) = (self.percentile(80), quiet.percentile(80).max(QUIET_FLOOR));
         assert!(
             attacked <= quiet * 2,
-            "p90 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
+            "p80 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
         );
         let slowest = self.percentile(100);
         assert!(slowest <= LONGEST_PAUSE, "an honest request took {slowest:?} during the attack, {quiet:?} is usual");

@@ -2,8 +2,9 @@
 //! fractions. All are counted as the server reads them.
 
 use super::honest::Honest;
-use super::usage::{assert_honest_charge, picker};
+use super::usage::{assert_honest_charge, configuration};
 use crate::shipped::{by_header, by_list};
+use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
@@ -38,7 +39,7 @@ fn assert_two_served(replies: &[Reply], name: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, "").await;
+    let picker = AttacheProcess::configured(&configuration(&echo, "")).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     // Listeners that do not normalize paths, as some gateways are configured.
     let raw = envoy.beside(&modes::bootstrap(&[Mode::FullDuplex, Mode::Buffered], picker.grpc)).await;
@@ -81,7 +82,7 @@ async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn encoded_slashes_and_invalid_token_counts_are_rejected() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, "").await;
+    let picker = AttacheProcess::configured(&configuration(&echo, "")).await;
     let bootstraps = [
         ("original-dst.yaml", by_header("original-dst.yaml", &picker)),
         ("buffered.yaml", by_header("buffered.yaml", &picker)),

@@ -8,7 +8,7 @@ use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::eventually;
+use crate::support::process::{eventually, memory};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -60,9 +60,7 @@ async fn assert_probes_answered(picker: &AttacheProcess) {
 
 /// Resident memory of the picker's process, bytes.
 fn resident(picker: &AttacheProcess) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") << 10
+    memory(picker.process.id(), "VmRSS")
 }
 
 fn open_files(picker: &AttacheProcess) -> usize {

@@ -6,6 +6,7 @@ use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::grpc::{Connection, PROCESS, Stream, request_headers};
+use crate::support::process::memory;
 use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -55,9 +56,7 @@ async fn open_silent(to: SocketAddr, path: &str) -> Vec<TcpStream> {
 }
 
 fn resident(picker: &AttacheProcess) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") << 10
+    memory(picker.process.id(), "VmRSS")
 }
 
 /// The attack with streams to `path`.

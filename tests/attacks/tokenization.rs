@@ -8,7 +8,7 @@ use crate::support::body::Payload;
 use crate::support::client::{self, Http};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
-use crate::support::process::{repository, scratch};
+use crate::support::process::{memory, repository, scratch};
 use bytes::Bytes;
 use http::HeaderValue;
 use std::net::SocketAddr;
@@ -48,14 +48,6 @@ async fn picker(echo: &Echo, model: &Path) -> AttacheProcess {
         echo.address
     ))
     .await
-}
-
-/// A memory value of `/proc/PID/status`, bytes.
-fn memory(picker: &AttacheProcess, name: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
-    let kib = line.trim_start_matches(':').trim().trim_end_matches(" kB");
-    kib.parse::<u64>().expect("a number") << 10
 }
 
 /// Resets the peak resident size.
@@ -223,10 +215,10 @@ async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> Attache
         .during(async {
             let mut excess = Vec::new();
             for one in &attacks {
-                let before = memory(&picker, "VmRSS");
+                let before = memory(picker.process.id(), "VmRSS");
                 reset_peak(&picker);
                 attack(to, one, REQUESTS).await;
-                let took = memory(&picker, "VmHWM").saturating_sub(before);
+                let took = memory(picker.process.id(), "VmHWM").saturating_sub(before);
                 let allowed = REQUESTS as u64 * (4 * one.2.len() as u64 + EXTRA_MEMORY);
                 let figures = format!("{}: {} MiB, {} MiB are allowed", one.0, took >> 20, allowed >> 20);
                 eprintln!("{figures}");

@@ -7,6 +7,7 @@ use crate::support::body::Payload;
 use crate::support::client::{self, Http};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::gateway::{Gateway, Way};
 use crate::support::process::eventually;
 use bytes::Bytes;
 use http::HeaderValue;
@@ -82,28 +83,29 @@ async fn unreadable_requests_are_queued_like_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreadable_requests_do_not_starve_honest_ones() {
-    let echo = Echo::start().await;
-    let picker = AttacheProcess::configured(&configuration(&echo, 8)).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let honest = Honest::new(to).with("x-gateway-inference-fairness-id", "honest");
-    let quiet = honest.quiet().await;
-    let (report, ()) = honest
-        .during(async {
-            let mut attackers = tokio::task::JoinSet::new();
-            // More clients than the pool's capacity: requests that bypassed the queue would keep honest ones in it.
-            for number in 0..12 {
-                attackers.spawn(async move {
-                    for _ in 0..REQUESTS / 2 {
-                        send(to, UNREAD[number % 4], 30).await;
-                    }
-                });
-            }
-            attackers.join_all().await;
-        })
-        .await;
-    report.assert_unharmed(&quiet);
-    picker.assert_settled().await;
+    for way in Way::BOTH {
+        let echo = Echo::start().await;
+        let picker = Gateway::alone(way, &configuration(&echo, 8), &[echo.address]).await;
+        let to = picker.clients();
+        let honest = Honest::new(to).with("x-gateway-inference-fairness-id", "honest");
+        let quiet = honest.quiet().await;
+        let (report, ()) = honest
+            .during(async {
+                let mut attackers = tokio::task::JoinSet::new();
+                // More clients than the pool's capacity: requests that bypassed the queue would keep honest ones in it.
+                for number in 0..12 {
+                    attackers.spawn(async move {
+                        for _ in 0..REQUESTS / 2 {
+                            send(to, UNREAD[number % 4], 30).await;
+                        }
+                    });
+                }
+                attackers.join_all().await;
+            })
+            .await;
+        report.assert_unharmed(&quiet);
+        picker.assert_settled().await;
+    }
 }
 
 /// Opens a websocket, and sends `early` before the response.

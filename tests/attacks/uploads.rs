@@ -7,6 +7,7 @@ use crate::support::body::{Payload, chat, cut};
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::gateway::{Gateway, Way};
 use crate::support::grpc::{Connection, PROCESS, message, request_headers};
 use crate::support::process::eventually;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -22,13 +23,12 @@ const CHAT: &str = "/v1/chat/completions";
 /// 8 MiB for all bodies, 1 MiB for each.
 const LIMITS: &str = "maxBodyBytes: 1MiB, maxBufferedBytes: 8MiB";
 
-async fn picker(echo: &Echo, limits: &str) -> AttacheProcess {
-    let text = format!(
+fn configuration(echo: &Echo, limits: &str) -> String {
+    format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{tenant: {{header: x-tenant}}}}\nlimits: {{{limits}}}\n\
          pools:\n- name: default\n  endpoints: [\"{}\"]\n",
         echo.address
-    );
-    AttacheProcess::configured(&text).await
+    )
 }
 
 /// A request that sends `first` bytes of a body of `size` bytes, then a thousandth of the rest every `pause`.
@@ -81,10 +81,9 @@ const HOUR: Duration = Duration::from_secs(3_600);
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_uploads_are_evicted_for_honest_requests() {
     let echo = Echo::start().await;
-    for http in [Http::H1, Http::H2] {
-        let picker = picker(&echo, LIMITS).await;
-        let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-        let to = envoy.listener("inference");
+    for (http, way) in [Http::H1, Http::H2].into_iter().flat_map(|http| Way::BOTH.map(|way| (http, way))) {
+        let picker = Gateway::alone(way, &configuration(&echo, LIMITS), &[echo.address]).await;
+        let to = picker.clients();
         let honest = Honest::new(to).with("x-tenant", "honest");
         let quiet = honest.quiet().await;
         let mut attack = JoinSet::new();
@@ -99,10 +98,10 @@ async fn stalled_uploads_are_evicted_for_honest_requests() {
             .await;
         report.assert_unharmed(&quiet);
         let reasons = reasons(&mut attack);
-        assert!(!reasons.is_empty(), "{http:?}: the uploads that were evicted are answered");
-        assert!(reasons.iter().all(|r| *r == (503, "upload_evicted".to_owned())), "{http:?}: {reasons:?}");
+        assert!(!reasons.is_empty(), "{http:?} {way:?}: the uploads that were evicted are answered");
+        assert!(reasons.iter().all(|r| *r == (503, "upload_evicted".to_owned())), "{http:?} {way:?}: {reasons:?}");
         let held = picker.metric("attache_buffered_request_bytes").await;
-        assert!(held <= f64::from(8 << 20), "{http:?}: {held} bytes are held");
+        assert!(held <= f64::from(8 << 20), "{http:?} {way:?}: {held} bytes are held");
         attack.shutdown().await;
         picker.assert_settled().await;
     }
@@ -111,7 +110,7 @@ async fn stalled_uploads_are_evicted_for_honest_requests() {
 #[tokio::test(flavor = "multi_thread")]
 async fn small_stalled_uploads_are_evicted_for_a_large_honest_one() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, LIMITS).await;
+    let picker = AttacheProcess::configured(&configuration(&echo, LIMITS)).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
@@ -142,29 +141,30 @@ async fn small_stalled_uploads_are_evicted_for_a_large_honest_one() {
 async fn tenant_over_its_share_loses_its_own_uploads_only() {
     let echo = Echo::start().await;
     let limits = format!("{LIMITS}, maxUploadBytesPerClient: 2MiB");
-    let picker = picker(&echo, &limits).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let honest = Honest::new(to).with("x-tenant", "honest");
-    let quiet = honest.quiet().await;
-    let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, "other"));
-    let mut attack = JoinSet::new();
-    let (report, ()) = honest
-        .during(async {
-            attack = send_all(8, to, Http::H2, || slow(to, Http::H2, 900_000, 800_000, HOUR, "attacker"));
-            eventually("uploads over the share", || async {
-                (picker.metric("attache_rejections_total").await >= 6.0).then_some(())
+    for way in Way::BOTH {
+        let picker = Gateway::alone(way, &configuration(&echo, &limits), &[echo.address]).await;
+        let to = picker.clients();
+        let honest = Honest::new(to).with("x-tenant", "honest");
+        let quiet = honest.quiet().await;
+        let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, "other"));
+        let mut attack = JoinSet::new();
+        let (report, ()) = honest
+            .during(async {
+                attack = send_all(8, to, Http::H2, || slow(to, Http::H2, 900_000, 800_000, HOUR, "attacker"));
+                eventually("uploads over the share", || async {
+                    (picker.metric("attache_rejections_total").await >= 6.0).then_some(())
+                })
+                .await;
             })
             .await;
-        })
-        .await;
-    report.assert_unharmed(&quiet);
-    let answered = reasons(&mut attack);
-    assert!(answered.iter().all(|r| *r == (503, "upload_evicted".to_owned())), "{answered:?}");
-    assert_eq!(reasons(&mut other), [], "another tenant's upload stays");
-    attack.shutdown().await;
-    other.shutdown().await;
-    picker.assert_settled().await;
+        report.assert_unharmed(&quiet);
+        let answered = reasons(&mut attack);
+        assert!(answered.iter().all(|r| *r == (503, "upload_evicted".to_owned())), "{answered:?}");
+        assert_eq!(reasons(&mut other), [], "another tenant's upload stays");
+        attack.shutdown().await;
+        other.shutdown().await;
+        picker.assert_settled().await;
+    }
 }
 
 /// Streams of one HTTP/2 connection that send a part of their bodies and stop. Returns the status and reason of each
@@ -195,51 +195,54 @@ async fn stopped_streams(to: SocketAddr, count: usize, bytes: usize) -> JoinSet<
 async fn connection_over_its_share_loses_its_own_uploads_only() {
     let echo = Echo::start().await;
     let limits = format!("{LIMITS}, maxUploadBytesPerClient: 2MiB");
-    let picker = picker(&echo, &limits).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let honest = Honest::new(to);
-    let quiet = honest.quiet().await;
-    let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, NO_TENANT));
-    let mut attack = JoinSet::new();
-    let (report, ()) = honest
-        .during(async {
-            attack = stopped_streams(to, 8, 800_000).await;
-            eventually("uploads over the share", || async {
-                (picker.metric("attache_rejections_total").await >= 6.0).then_some(())
+    for way in Way::BOTH {
+        let picker = Gateway::alone(way, &configuration(&echo, &limits), &[echo.address]).await;
+        let to = picker.clients();
+        let honest = Honest::new(to);
+        let quiet = honest.quiet().await;
+        let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, NO_TENANT));
+        let mut attack = JoinSet::new();
+        let (report, ()) = honest
+            .during(async {
+                attack = stopped_streams(to, 8, 800_000).await;
+                eventually("uploads over the share", || async {
+                    (picker.metric("attache_rejections_total").await >= 6.0).then_some(())
+                })
+                .await;
             })
             .await;
-        })
-        .await;
-    report.assert_unharmed(&quiet);
-    let mut answered = Vec::new();
-    while let Some(answer) = attack.try_join_next() {
-        answered.push(answer.expect("a task"));
+        report.assert_unharmed(&quiet);
+        let mut answered = Vec::new();
+        while let Some(answer) = attack.try_join_next() {
+            answered.push(answer.expect("a task"));
+        }
+        assert!(!answered.is_empty());
+        assert!(answered.iter().all(|a| *a == Some((503, "upload_evicted".to_owned()))), "{answered:?}");
+        assert_eq!(reasons(&mut other), [], "the upload of another connection stays");
+        attack.shutdown().await;
+        other.shutdown().await;
+        picker.assert_settled().await;
     }
-    assert!(!answered.is_empty());
-    assert!(answered.iter().all(|a| *a == Some((503, "upload_evicted".to_owned()))), "{answered:?}");
-    assert_eq!(reasons(&mut other), [], "the upload of another connection stays");
-    attack.shutdown().await;
-    other.shutdown().await;
-    picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trickling_uploads_are_rejected_and_a_slow_honest_one_completes() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, "minUploadRate: 10KiB, uploadGrace: 1s").await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let trickle = || slow(to, Http::H1, 100_000, 90_000, Duration::from_millis(50), "attacker");
-    let (trickling, slower) =
-        (send_all(3, to, Http::H1, trickle), slow(to, Http::H1, 60_000, 100, Duration::from_millis(2), NO_TENANT));
-    let honest = client::send(to, Http::H1, slower).await.expect("a response");
-    assert_eq!(honest.status, 200, "about 25 KiB a second");
-    for reply in trickling.join_all().await {
-        let reply = reply.expect("a response");
-        assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (408, "upload_too_slow"));
+    for way in Way::BOTH {
+        let limits = "minUploadRate: 10KiB, uploadGrace: 1s";
+        let picker = Gateway::alone(way, &configuration(&echo, limits), &[echo.address]).await;
+        let to = picker.clients();
+        let trickle = || slow(to, Http::H1, 100_000, 90_000, Duration::from_millis(50), "attacker");
+        let (trickling, slower) =
+            (send_all(3, to, Http::H1, trickle), slow(to, Http::H1, 60_000, 100, Duration::from_millis(2), NO_TENANT));
+        let honest = client::send(to, Http::H1, slower).await.expect("a response");
+        assert_eq!(honest.status, 200, "about 25 KiB a second");
+        for reply in trickling.join_all().await {
+            let reply = reply.expect("a response");
+            assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (408, "upload_too_slow"));
+        }
+        picker.assert_settled().await;
     }
-    picker.assert_settled().await;
 }
 
 /// Resident memory of a process, bytes.
@@ -294,7 +297,7 @@ async fn unfinished_messages_over_the_body_limit_are_not_buffered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unfinished_messages_within_the_body_limit_are_evicted() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, LIMITS).await;
+    let picker = AttacheProcess::configured(&configuration(&echo, LIMITS)).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let honest = Honest::new(envoy.listener("inference"));
     let quiet = honest.quiet().await;

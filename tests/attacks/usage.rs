@@ -3,11 +3,12 @@
 
 use super::honest::Honest;
 use crate::shipped::by_header;
-use crate::support::attache::AttacheProcess;
+use crate::support::attache::{AdminPages, AttacheProcess};
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::gateway::{Gateway, Way};
 use crate::support::modes::{self, Mode};
 use crate::support::process::eventually;
 use crate::support::sim::SimProcess;
@@ -127,19 +128,18 @@ fn responses(forgery: &Value) -> Vec<Forged> {
 }
 
 /// A picker with a limit of [`LIMIT`] tokens per tenant, more for the honest one. `limits` is appended to the limits.
-pub(super) async fn picker(echo: &Echo, limits: &str) -> AttacheProcess {
-    AttacheProcess::configured(&format!(
+pub(super) fn configuration(echo: &Echo, limits: &str) -> String {
+    format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange:\n  tenant: {{header: x-tenant}}\n\
          telemetry:\n  labels: {{tenants: {{allow: [honest]}}}}\nlimits:\n  tenants:\n    default: {{tokensPerDay: {LIMIT}}}\n\
          \x20   overrides: {{honest: {{tokensPerDay: 1000000}}}}\n{limits}\
          pools:\n- name: default\n  endpoints: [{{address: \"{}\", engine: none}}]\n",
         echo.address
-    ))
-    .await
+    )
 }
 
 /// Checks that honest clients were charged 7 prompt tokens and 10 completion tokens for each request.
-pub(super) async fn assert_honest_charge(picker: &AttacheProcess, requests: usize) {
+pub(super) async fn assert_honest_charge(picker: &AdminPages, requests: usize) {
     for (kind, tokens) in [("prompt", 7), ("completion", 10)] {
         let charged = picker.metric(&format!("attache_tenant_tokens_total{{tenant=\"honest\",kind=\"{kind}\"}}")).await;
         assert_eq!(charged, (tokens * requests) as f64, "{kind} tokens of {requests} honest requests");
@@ -163,7 +163,7 @@ pub(super) async fn served(forged: &Forged, to: SocketAddr, http: Http, tenant: 
 #[tokio::test(flavor = "multi_thread")]
 async fn echoed_zero_usage_is_ignored_and_the_attacker_charged() {
     let echo = Echo::start().await;
-    let picker = picker(&echo, "").await;
+    let picker = AttacheProcess::configured(&configuration(&echo, "")).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let other = [Mode::Buffered, Mode::Streamed, Mode::BufferedPartial];
     let modes = envoy.beside(&modes::bootstrap(&other, picker.grpc)).await;
@@ -195,37 +195,38 @@ async fn echoed_zero_usage_is_ignored_and_the_attacker_charged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn echoed_huge_usage_does_not_exhaust_a_shared_limit() {
-    let echo = Echo::start().await;
     let shared = "  models:\n    overrides: {sim-8b: {tokensPerDay: 1000000}}\n";
-    let picker = picker(&echo, shared).await;
-    let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    let to = envoy.listener("inference");
-    let honest = Honest::new(to).with("x-tenant", "honest");
-    let quiet = honest.quiet().await;
-    let (report, ()) = honest
-        .during(async {
-            for tokens in [1_000_000_000_000, u64::MAX, i64::MAX as u64] {
-                for (number, forged) in responses(&forgery(tokens)).iter().enumerate() {
-                    let reply = forged.send(to, Http::H1, &format!("attacker-{number}")).await;
-                    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    for way in Way::BOTH {
+        let echo = Echo::start().await;
+        let picker = Gateway::alone(way, &configuration(&echo, shared), &[echo.address]).await;
+        let to = picker.clients();
+        let honest = Honest::new(to).with("x-tenant", "honest");
+        let quiet = honest.quiet().await;
+        let (report, ()) = honest
+            .during(async {
+                for tokens in [1_000_000_000_000, u64::MAX, i64::MAX as u64] {
+                    for (number, forged) in responses(&forgery(tokens)).iter().enumerate() {
+                        let reply = forged.send(to, Http::H1, &format!("attacker-{number}")).await;
+                        assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+                    }
                 }
-            }
-            assert_eq!(picker.metric("attache_limit_hits_total{limit=\"reported_tokens\"}").await, 0.0);
-            // A server that is wrong itself: what a request can cost bounds what it is charged.
-            let usage = json!({"usage": {"prompt_tokens": u64::MAX, "completion_tokens": u64::MAX}});
-            let request = json!({"model": "sim-8b", "prompt": "x", "max_tokens": 10});
-            for (number, sse) in [false, true].into_iter().enumerate() {
-                let reply = if sse { event(&usage) } else { usage.to_string() };
-                let wrong = Forged::new("/v1/completions", sse, reply, request.clone());
-                assert_eq!(wrong.send(to, Http::H1, &format!("wrong-{number}")).await.status, 200);
-            }
-            picker.until_metric("attache_limit_hits_total{limit=\"reported_tokens\"}", 2.0).await;
-        })
-        .await;
-    report.assert_unharmed(&quiet);
-    picker.assert_settled().await;
-    assert_honest_charge(&picker, quiet.latencies.len() + report.latencies.len()).await;
-    assert_eq!(picker.metric("attache_model_refusals_total").await, 0.0);
+                assert_eq!(picker.metric("attache_limit_hits_total{limit=\"reported_tokens\"}").await, 0.0);
+                // A server that is wrong itself: what a request can cost bounds what it is charged.
+                let usage = json!({"usage": {"prompt_tokens": u64::MAX, "completion_tokens": u64::MAX}});
+                let request = json!({"model": "sim-8b", "prompt": "x", "max_tokens": 10});
+                for (number, sse) in [false, true].into_iter().enumerate() {
+                    let reply = if sse { event(&usage) } else { usage.to_string() };
+                    let wrong = Forged::new("/v1/completions", sse, reply, request.clone());
+                    assert_eq!(wrong.send(to, Http::H1, &format!("wrong-{number}")).await.status, 200);
+                }
+                picker.until_metric("attache_limit_hits_total{limit=\"reported_tokens\"}", 2.0).await;
+            })
+            .await;
+        report.assert_unharmed(&quiet);
+        picker.assert_settled().await;
+        assert_honest_charge(&picker, quiet.latencies.len() + report.latencies.len()).await;
+        assert_eq!(picker.metric("attache_model_refusals_total").await, 0.0);
+    }
 }
 
 /// A prefill worker computes the prompts, and one of two echo servers decodes. Honest clients have a separate pool,

@@ -514,3 +514,55 @@ fn recorded_request_is_explained_with_what_another_strategy_would_do() {
         assert!(err(&output).contains(message), "{}", err(&output));
     }
 }
+
+/// A file with these pools, and more lines after them.
+fn written(pools: &str, rest: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::with_suffix(".yaml").expect("a file");
+    write!(file, "apiVersion: attache.dev/v1\nkind: Attache\npools: {pools}\n{rest}").expect("written");
+    file
+}
+
+#[test]
+fn envoy_config_names_what_a_bootstrap_cannot_have() {
+    let run = |file: &tempfile::NamedTempFile| attache(&["envoy-config", "--inside", file.path().to_str().unwrap()]);
+    for (pools, message) in [
+        (
+            "[{name: a, endpoints: ['127.0.0.1:1']}, {name: b, match: {models: [b]}, endpoints: ['127.0.0.1:2']}]",
+            "2 pools",
+        ),
+        ("[{name: a, dns: [{host: servers.example.com, port: 80}]}]", "`dns`"),
+        ("[{name: a, endpointsFile: {path: /tmp/endpoints.yaml}}]", "`endpointsFile`"),
+        ("[{name: a, endpoints: []}]", "no `endpoints`"),
+        (
+            "[{name: a, destination: {metadata: [{namespace: n, key: k}]}, endpoints: ['127.0.0.1:1']}]",
+            "`destination.metadata`",
+        ),
+    ] {
+        let output = run(&written(pools, ""));
+        assert!(code(&output) == 78 && err(&output).contains(message), "{pools}: {}", err(&output));
+        assert_eq!(out(&output), "", "{pools}");
+    }
+    let output = run(&written("[{name: a, endpoints: ['127.0.0.1:1']}]", ""));
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    assert!(err(&output).contains("destination: {mode: list}"), "{}", err(&output));
+    assert!(out(&output).contains("port_value: 1}"), "{}", out(&output));
+    let output = attache(&["envoy-config", "attache.yaml"]);
+    assert!(code(&output) == 64 && err(&output).contains("--inside"), "{}", err(&output));
+}
+
+#[test]
+fn check_inside_names_keys_without_effect() {
+    let file = written("[{name: a, endpoints: ['127.0.0.1:1']}]", "server: {grpcPort: 9, drain: {minDelay: 1s}}\n");
+    let check = |flags: &[&str]| attache(&[&["check", file.path().to_str().unwrap()], flags].concat());
+    assert!(!err(&check(&[])).contains("Envoy"), "{}", err(&check(&[])));
+    let output = check(&["--inside"]);
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    for key in ["server.grpcPort", "server.drain"] {
+        assert!(err(&output).contains(&format!("`{key}` has no effect inside Envoy")), "{key}: {}", err(&output));
+    }
+    assert_eq!(code(&check(&["--inside", "--deny-warnings"])), 78);
+    let nested = "exchange: {tenant: {metadata: envoy.filters.http.jwt_authn, path: [payload, sub]}}\n";
+    let file = written("[{name: a, endpoints: ['127.0.0.1:1']}]", nested);
+    let output = attache(&["check", "--inside", file.path().to_str().unwrap()]);
+    assert!(code(&output) == 78 && err(&output).contains("`exchange.tenant.path` has 2 keys"), "{}", err(&output));
+}

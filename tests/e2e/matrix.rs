@@ -15,10 +15,10 @@ use std::net::SocketAddr;
 const SIZES: [usize; 8] = [0, 1, 300, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20, 10 << 20];
 
 /// Concurrent requests.
-const CONCURRENCY: usize = 8;
+pub(crate) const CONCURRENCY: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
+pub(crate) struct Case {
     mode: Mode,
     size: usize,
     chunked: bool,
@@ -38,6 +38,11 @@ fn cases() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// All cases of one mode, for a picker that is no ext-proc service.
+pub(crate) fn inside_cases() -> Vec<Case> {
+    cases().into_iter().filter(|case| case.mode == Mode::FullDuplex).collect()
 }
 
 /// About 200 events, of 300 bytes to 48 KiB each.
@@ -67,7 +72,7 @@ impl Case {
     }
 
     /// Sends the request and checks the response.
-    async fn run(self, to: SocketAddr) -> Result<(), String> {
+    pub(crate) async fn run(self, to: SocketAddr) -> Result<(), String> {
         let body = self.request_body();
         let payload = if self.chunked {
             Payload::chunked(cut(body.clone(), 32 << 10, self.size as u64))

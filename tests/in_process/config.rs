@@ -7,10 +7,12 @@ use attache::plugins::registry;
 use attache_config::aibrix_env::AibrixEnv;
 use attache_config::diagnostic::{render_json, render_text};
 use attache_config::document::MAX_CONFIG_BYTES;
+use attache_config::flags::KeyValues;
 use attache_config::settings::{PodsOf, PoolGroup, TlsSettings, TokenizerSettings};
 use attache_config::{
     Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load, load_pool,
 };
+use attache_flow::PoolFlow;
 use attache_pool::Engine;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -160,6 +162,13 @@ fn minimal_file_gets_the_documented_defaults() {
     assert_eq!(settings.limits, attache_types::limits::Limits::default());
 }
 
+/// Values of flags, by the paths of their keys.
+fn keys(values: &[(&str, &str)]) -> KeyValues {
+    let mut keys = KeyValues::default();
+    values.iter().for_each(|(path, value)| keys.set(path, [(*value).to_owned()]));
+    keys
+}
+
 #[test]
 fn flags_override_the_file_and_the_file_overrides_defaults() {
     let text = "apiVersion: attache.dev/v1\nkind: Attache\nserver: {grpcPort: 1, metricsPort: 2, tls: {mode: off}}\n\
@@ -167,7 +176,7 @@ fn flags_override_the_file_and_the_file_overrides_defaults() {
                 pools: [{name: a, strategy: random, scrape: {interval: 70ms}, endpoints: ['127.0.0.1:8000']}]\n";
     let mut sources = sources("t", text.as_bytes());
     sources.overrides = Overrides {
-        grpc_port: Some(7),
+        keys: keys(&[("server.grpcPort", "7")]),
         secure_serving: Some(true),
         tracing: Some(false),
         strategy: Some("round-robin".into()),
@@ -182,6 +191,65 @@ fn flags_override_the_file_and_the_file_overrides_defaults() {
     assert_eq!((pool.strategy.as_str(), pool.scrape.interval), ("round-robin", Duration::from_millis(70)));
     assert_eq!(pool.endpoints.iter().map(|e| e.address.to_string()).collect::<Vec<_>>(), ["[::1]:9000"]);
     assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::Overridden]);
+}
+
+/// Every flag of a key sets that key and no other one, beside what the file has in the same sections.
+#[test]
+fn each_flag_of_a_key_sets_its_key_alone() {
+    let flags = attache_config::flags::all();
+    let load_with = |values: KeyValues| {
+        let mut sources = sources("t", include_bytes!("../data/config/flags.yaml"));
+        sources.overrides.keys = values;
+        let (settings, _) = load(&sources).unwrap_or_else(|diagnostics| panic!("{diagnostics:#?}"));
+        settings.to_json()
+    };
+    let before = load_with(KeyValues::default());
+    let changed = |flag: &str| match flag {
+        "bind" => "127.0.0.3",
+        "log-level" => "warn",
+        "log-format" => "text",
+        "otlp-endpoint" => "http://other:4318",
+        "drain-min-delay" | "drain-deadline" => "77s",
+        "sync-nats-url" => "nats://other:4222",
+        "trace-ratio" => "0.75",
+        "cert-path" | "client-ca-file" | "sync-name" | "admin-hosts" | "client-name" => "other",
+        "health-checking" | "enable-cert-reload" | "trust-client-headers" => "false",
+        "ha-enable-leader-election"
+        | "model-status"
+        | "metrics-endpoint-auth"
+        | "conformance-headers"
+        | "disable-endpoint-subset-filter"
+        | "emit-endpoint-scores" => "true",
+        _ => "77",
+    };
+    for flag in &flags {
+        let name = flag.flag.name;
+        let after = load_with(keys(&[(&flag.path, changed(name))]));
+        let differences = differences(&before, &after, "");
+        assert_eq!(differences.len(), 1, "{name}: {differences:?}");
+    }
+    assert!(flags.len() > 25, "{}", flags.len());
+}
+
+/// The paths at which two documents differ.
+fn differences(one: &serde_json::Value, other: &serde_json::Value, path: &str) -> Vec<String> {
+    match (one.as_object(), other.as_object()) {
+        (Some(one), Some(other)) if one.keys().eq(other.keys()) => {
+            one.iter().flat_map(|(key, value)| differences(value, &other[key], &format!("{path}.{key}"))).collect()
+        }
+        _ if one == other => Vec::new(),
+        _ => vec![path.to_owned()],
+    }
+}
+
+#[test]
+fn value_of_a_flag_outside_its_range_is_reported_at_its_key() {
+    let mut sources = sources("t", include_bytes!("../data/config/flags.yaml"));
+    sources.overrides.keys = keys(&[("server.workers", "0"), ("telemetry.traceRatio", "2")]);
+    let told = load(&sources).unwrap_err();
+    let told: Vec<_> = told.iter().filter(|d| d.is_error()).map(|d| (d.code, d.path.as_str(), d.span)).collect();
+    let expected = ["server.workers", "telemetry.traceRatio"];
+    assert_eq!(told, expected.map(|path| (Code::OutOfRange, path, None)));
 }
 
 #[test]
@@ -226,9 +294,8 @@ fn server_flags_have_an_effect_or_a_warning() {
     sources.text = Some(ConfigText { name: "t".into(), bytes: text.into() });
     sources.overrides.endpoints.clear();
     sources.overrides.kubernetes.endpoint_target_ports = vec![8000];
-    sources.overrides.cert_path = Some("/certs".into());
+    sources.overrides.keys = keys(&[("server.tls.directory", "/certs"), ("telemetry.traceRatio", "0.5")]);
     sources.overrides.secure_serving = Some(false);
-    sources.overrides.trace_ratio = Some(0.5);
     let (settings, diagnostics) = load(&sources).unwrap();
     assert_eq!(settings.pools[0].endpoints[0].engine, Engine::Vllm);
     let mut told: Vec<&str> =
@@ -319,6 +386,36 @@ fn default_queue_bytes_leave_memory_for_other_bodies() {
         let got = settings.pools.iter().map(|p| p.flow.as_ref().map(|f| f.settings.max_bytes >> 20));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{flows:?} {diagnostics:?}");
     }
+}
+
+/// Long prompts are held back in pools of the default strategy, unless `flowControl` says what waits.
+#[test]
+fn default_strategy_holds_long_prompts_back() {
+    let head = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {maxBufferedBytes: 64MiB}\npools:\n";
+    let endpoints = "endpoints: ['127.0.0.1:8000']";
+    for (pool, holds, sheds, queues) in [
+        (endpoints.to_owned(), true, false, false),
+        (format!("{endpoints}, strategy: predicted-latency"), true, false, false),
+        ("kubernetes: {pool: vllm}".to_owned(), true, true, false),
+        (format!("{endpoints}, strategy: prefix-cache"), false, false, false),
+        ("kubernetes: {pool: vllm}, strategy: prefix-cache".to_owned(), false, true, false),
+        (format!("{endpoints}, flowControl: {{enabled: false}}"), false, false, false),
+        (format!("{endpoints}, flowControl: {{enabled: true}}"), false, false, true),
+        (format!("{endpoints}, flowControl: {{enabled: true, queue: false}}"), false, true, false),
+    ] {
+        let (settings, _) = load_text(&format!("{head}- {{name: a, {pool}}}\n")).unwrap();
+        let flow = settings.pools[0].flow.as_ref();
+        let found = (
+            flow.is_some_and(PoolFlow::holds_long_prompts),
+            flow.is_some_and(|flow| flow.shedding.is_some()),
+            flow.is_some_and(PoolFlow::queues_when_saturated),
+        );
+        assert_eq!(found, (holds, sheds, queues), "{pool}");
+    }
+    let pool = |name: &str| format!("- {{name: {name}, match: {{models: [{name}]}}, {endpoints}}}\n");
+    let (settings, _) = load_text(&format!("{head}{}{}", pool("a"), pool("b"))).unwrap();
+    let bytes: Vec<u64> = settings.pools.iter().map(|p| p.flow.as_ref().unwrap().settings.max_bytes >> 20).collect();
+    assert_eq!(bytes, [8, 8], "both together leave three quarters for bodies that need not wait");
 }
 
 #[test]
@@ -442,8 +539,8 @@ fn client_names_reload_without_restart_but_client_ca_does_not() {
 fn client_flags_override_the_file_and_need_tls() {
     let text = format!("{MINIMAL}server: {{tls: {{clientCaFile: /ca.crt, clientNames: [a]}}}}\n");
     let mut sources = sources("t", text.as_bytes());
-    sources.overrides.client_ca_file = Some("/flag.crt".into());
-    sources.overrides.client_names = vec!["spiffe://td/*".into(), "b".into()];
+    sources.overrides.keys = keys(&[("server.tls.clientCaFile", "/flag.crt")]);
+    sources.overrides.keys.set("server.tls.clientNames", ["spiffe://td/*".to_owned(), "b".to_owned()]);
     let auth = load(&sources).unwrap().0.server.client_auth.unwrap();
     assert_eq!(auth.ca_file, Path::new("/flag.crt"));
     assert_eq!(auth.names.iter().map(ToString::to_string).collect::<Vec<_>>(), ["spiffe://td/*", "b"]);
@@ -540,7 +637,7 @@ fn pool_configuration_rejects_or_warns_of_foreign_settings() {
     flags.overrides.strategy = Some("round-robin".into());
     flags.overrides.endpoints = vec!["10.0.0.1:8000".into()];
     flags.overrides.kubernetes.pool_selector = Some("x=y".into());
-    flags.overrides.cert_path = Some("/certs".into());
+    flags.overrides.keys = keys(&[("server.tls.directory", "/certs")]);
     let (pool, _) = load_pool(&flags).unwrap();
     assert_eq!((pool.strategy.as_str(), pool.endpoints.len(), pool.kubernetes), ("round-robin", 0, None));
 }

@@ -34,7 +34,7 @@ fn validated(instances: &[Json]) -> Vec<Vec<String>> {
         .stdout(Stdio::piped())
         .spawn()
         .expect("python3");
-    let given = json!({"schema": keys::json_schema(), "instances": instances}).to_string();
+    let given = json!({"schema": keys::json_schema(&registry()), "instances": instances}).to_string();
     let mut stdin = python.stdin.take().expect("its input");
     let writer = std::thread::spawn(move || stdin.write_all(given.as_bytes()));
     let output = python.wait_with_output().expect("its output");
@@ -160,6 +160,44 @@ fn json_schema_and_attache_reject_the_same_changes_of_structure() {
         }
     }
     assert!(disagree.is_empty(), "{} of {}: {:#?}", disagree.len(), changed.len(), &disagree[..disagree.len().min(10)]);
+}
+
+#[test]
+fn json_schema_and_attache_agree_about_parameters_of_plugins() {
+    let of_strategy = |name: &str, parameters: Json| json!({"strategy": {"name": name, "parameters": parameters}});
+    let of_flow = |key: &str, policy: Json| json!({"flowControl": {"enabled": true, key: policy}});
+    let part = |kind: &str, parameters: Json| json!({"scorers": [{"type": kind, "parameters": parameters}]});
+    let cases = [
+        (of_strategy("vtc-basic", json!({"compat": true})), true),
+        (of_strategy("vtc-basic", json!({"compat": null})), true),
+        (of_strategy("vtc-basic", json!(null)), true),
+        (of_strategy("vtc-basic", json!({"compatt": true})), false),
+        (of_strategy("prefix-cache-preble", json!({"targetGPU": "H1"})), false),
+        (of_strategy("chwbl", json!({"load_factor": 1.5})), true),
+        (of_strategy("chwbl", json!({"load_factor": 0.5})), false),
+        (of_strategy("fallback", json!({"primary": "random"})), true),
+        (of_strategy("fallback", json!({"primary": {"name": "random", "parameters": {"x": 1}}})), false),
+        (of_strategy("pipeline", part("load-aware-scorer", json!({"threshold": 9}))), true),
+        (of_strategy("pipeline", part("load-aware-scorer", json!({"threshold": 0}))), false),
+        (of_flow("detector", json!({"name": "backlog-detector", "parameters": {"maxPrefillTime": "20ms"}})), true),
+        (of_flow("detector", json!({"name": "backlog-detector", "parameters": {"maxPrefillTime": "soon"}})), false),
+        (of_flow("ceiling", json!({"name": "static", "parameters": {"threshold": -1}})), false),
+        (of_flow("admitters", json!([{"name": "probabilistic-admitter", "parameters": {"power": 0}}])), false),
+        (of_flow("defaultBand", json!({"fairness": {"name": "vtc-fair", "parameters": {"burstTokens": 100}}})), true),
+        (of_flow("defaultBand", json!({"fairness": {"name": "vtc-fair", "parameters": {"burst": 100}}})), false),
+    ];
+    let file = |(pool, _): &(Json, bool)| {
+        let mut pool = pool.clone();
+        pool["name"] = json!("main");
+        pool["endpoints"] = json!(["10.0.0.1:8000"]);
+        json!({"apiVersion": "attache.dev/v1", "kind": "Attache", "pools": [pool]})
+    };
+    let files: Vec<Json> = cases.iter().map(file).collect();
+    for ((file, (pool, is_valid)), errors) in files.iter().zip(&cases).zip(validated(&files)) {
+        assert_eq!(errors.is_empty(), *is_valid, "{pool}: {errors:?}");
+        let found = diagnostics(file.to_string().as_bytes());
+        assert_eq!(!found.iter().any(Diagnostic::is_error), *is_valid, "{pool}: {found:?}");
+    }
 }
 
 #[test]

@@ -287,6 +287,7 @@ impl Rig {
                 residents: residents.clone(),
                 keys: KeySpace::new(1),
                 block_size: block_size.clone(),
+                recomputed: Arc::default(),
                 tape: KvTape::default(),
             },
             store.clone(),

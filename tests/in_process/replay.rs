@@ -6,10 +6,9 @@
 use attache::plugins::registry;
 use attache_config::recommended_flow;
 use attache_disagg::Mode;
-use attache_flow::EvictRunning;
-use attache_flow::PoolFlow;
 use attache_flow::ordering::least_work::DEFAULT_MAX_DELAY;
 use attache_flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
+use attache_flow::{EvictRunning, PoolFlow, Queueing};
 use attache_pool::Endpoint;
 use attache_pool::health::HealthPolicy;
 use attache_prefix::cache::{BlockUnit, CacheConfig};
@@ -520,7 +519,8 @@ fn important_requests_preempt_sheddable_ones_in_flight() {
         let mut plan = Plan::of("8b-h100", 1).queueing("fcfs");
         let flow = plan.flow.as_mut().unwrap();
         let limits = serde_json::json!({ "maxConcurrency": 4 });
-        flow.detector = (find(DETECTORS, "concurrency-detector").unwrap().build)(&limits).unwrap().into();
+        let detector = (find(DETECTORS, "concurrency-detector").unwrap().build)(&limits).unwrap();
+        flow.queueing = Some(Queueing::Saturated(detector.into()));
         flow.settings.evict_running = evict_running;
         let seen = plan.play("predicted-latency", mixed()).1;
         let important: Vec<&Served> = seen.served.iter().filter(|served| served.number % 10 == 9).collect();
@@ -603,7 +603,9 @@ fn without_queues_only_sheddable_requests_are_rejected() {
         trace::read(std::io::Cursor::new(rows), &trace::Options::default()).unwrap()
     };
     let mut plan = Plan::of("prefill-6000", 1).queueing("least-work");
-    plan.flow.as_mut().unwrap().settings.queue = false;
+    let flow = plan.flow.as_mut().unwrap();
+    let Some(Queueing::Saturated(detector)) = flow.queueing.take() else { panic!("it has a queue") };
+    flow.shedding = Some(detector);
     let (_, seen) = plan.play("predicted-latency", mixed());
     let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.outcome == QueueOutcome::Shed).collect();
     assert!(shed.len() > 10 && shed.len() < 200, "{}", shed.len());

@@ -5,6 +5,7 @@ use super::{Error, client};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
 
@@ -13,7 +14,20 @@ pub(crate) struct AttacheProcess {
     pub(crate) process: Process,
     pub(crate) grpc: SocketAddr,
     pub(crate) health: SocketAddr,
+    pages: AdminPages,
+}
+
+/// The admin pages of a picker.
+pub(crate) struct AdminPages {
     pub(crate) metrics: SocketAddr,
+}
+
+impl Deref for AttacheProcess {
+    type Target = AdminPages;
+
+    fn deref(&self) -> &AdminPages {
+        &self.pages
+    }
 }
 
 /// Counters of the picker from its metrics page.
@@ -82,16 +96,6 @@ impl AttacheProcess {
         Self::listening(command, &arguments.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).await
     }
 
-    /// Whether its readiness page reports ready.
-    pub(crate) async fn is_ready(&self) -> bool {
-        client::get(self.metrics, "/ready").await.is_ok_and(|reply| reply.status.is_success())
-    }
-
-    /// Waits until it reports ready.
-    pub(crate) async fn until_ready(&self) {
-        eventually("the picker to be ready", || async { self.is_ready().await.then_some(()) }).await;
-    }
-
     /// Starts the picker by `command`, which runs its binary.
     pub(crate) async fn with_command(command: Command, arguments: &[String]) -> Self {
         let started = Self::listening(command, arguments).await;
@@ -124,7 +128,24 @@ impl AttacheProcess {
             let text = field(&line, name).unwrap_or_else(|| panic!("no {name} in {line}"));
             text.parse().unwrap_or_else(|_| panic!("{name} is not an address in {line}"))
         };
-        Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process }
+        Self {
+            grpc: address("grpc"),
+            health: address("health"),
+            pages: AdminPages { metrics: address("metrics") },
+            process,
+        }
+    }
+}
+
+impl AdminPages {
+    /// Whether its readiness page reports ready.
+    pub(crate) async fn is_ready(&self) -> bool {
+        client::get(self.metrics, "/ready").await.is_ok_and(|reply| reply.status.is_success())
+    }
+
+    /// Waits until it reports ready.
+    pub(crate) async fn until_ready(&self) {
+        eventually("the picker to be ready", || async { self.is_ready().await.then_some(()) }).await;
     }
 
     /// The sum of all metrics with this name, or the metric with this name and these labels. 0 if there is none.

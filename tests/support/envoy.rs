@@ -25,7 +25,16 @@ pub(crate) fn binary() -> PathBuf {
     path
 }
 
-/// A shipped bootstrap with its ports replaced, and bound to the loopback only.
+/// The folder of `libattache_envoy.so`. Cargo builds the library before the tests, because they depend on its package.
+pub(crate) fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the test");
+    let folder = test.parent().expect("its folder").to_owned();
+    assert!(folder.join("libattache_envoy.so").exists(), "no library in {}", folder.display());
+    folder
+}
+
+/// A shipped bootstrap with its ports replaced, and bound to the loopback only: the name of one in `envoy/`, or the whole
+/// path of an installed one.
 pub(crate) fn shipped(file: &str, ports: &[(u16, u16)]) -> String {
     let path = repository().join("envoy").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
@@ -88,7 +97,18 @@ impl EnvoyProcess {
 
     /// A further Envoy of a test that already has this one. It must be dropped first.
     pub(crate) async fn beside(&self, bootstrap: &str) -> Self {
-        Self::launch(bootstrap, 2, MachineLock::HeldByAnother).await
+        self.beside_with(bootstrap, &[]).await
+    }
+
+    /// The same with further flags.
+    pub(crate) async fn beside_with(&self, bootstrap: &str, flags: &[&str]) -> Self {
+        Self::launch(bootstrap, &library_folder(), 2, flags, MachineLock::HeldByAnother).await
+    }
+
+    /// Like `start`, with the library for Attaché inside Envoy in this folder.
+    #[allow(dead_code, reason = "only the tests of releases need it")]
+    pub(crate) async fn with_library(bootstrap: &str, folder: &Path) -> Self {
+        Self::launch(bootstrap, folder, 2, &[], MachineLock::Shared(MACHINE.read().await)).await
     }
 
     /// Like `start`, for a test whose load would make concurrent tests fail.
@@ -99,28 +119,58 @@ impl EnvoyProcess {
     /// The same with a number of worker threads.
     #[allow(dead_code, reason = "only the tests of attacks need it")]
     pub(crate) async fn alone_with_workers(bootstrap: &str, workers: usize) -> Self {
-        Self::launch(bootstrap, workers, MachineLock::Alone(MACHINE.write().await)).await
+        Self::launch(bootstrap, &library_folder(), workers, &[], MachineLock::Alone(MACHINE.write().await)).await
     }
 
     /// The same with a number of worker threads.
     pub(crate) async fn with_workers(bootstrap: &str, workers: usize) -> Self {
-        Self::launch(bootstrap, workers, MachineLock::Shared(MACHINE.read().await)).await
+        Self::with(bootstrap, workers, &[]).await
     }
 
-    async fn launch(bootstrap: &str, workers: usize, lock: MachineLock) -> Self {
+    /// The same with further flags.
+    pub(crate) async fn with(bootstrap: &str, workers: usize, flags: &[&str]) -> Self {
+        let lock = MachineLock::Shared(MACHINE.read().await);
+        Self::launch(bootstrap, &library_folder(), workers, flags, lock).await
+    }
+
+    /// Waits for the end of the process.
+    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
+        self.process.wait().await
+    }
+
+    async fn launch(bootstrap: &str, library: &Path, workers: usize, flags: &[&str], lock: MachineLock) -> Self {
         let directory = scratch("envoy");
         let config = directory.path().join("envoy.yaml");
         std::fs::write(&config, bootstrap).expect("writing the bootstrap");
         let admin_file = directory.path().join("admin");
         let mut command = Command::new(binary());
+        command.env("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", library);
+        command.args(["--component-log-level", "dynamic_modules:info"]);
         command.arg("-c").arg(&config).arg("--admin-address-path").arg(&admin_file);
-        command.args(["--disable-hot-restart", "--log-level", "warning", "--concurrency", &workers.to_string()]);
+        command.args(["--log-level", "warning", "--concurrency", &workers.to_string()]);
+        if !flags.contains(&"--restart-epoch") {
+            command.arg("--disable-hot-restart");
+        }
+        command.args(flags);
         let mut process = Process::spawn("envoy", &mut command, directory);
         let admin = process
             .wait_for("an admin address", |_| std::fs::read_to_string(&admin_file).ok()?.trim().parse().ok())
             .await;
         let listeners = eventually("all of Envoy's listeners open", || listeners(admin)).await;
         Self { admin, listeners, process, _lock: lock }
+    }
+
+    /// Its log so far.
+    #[allow(dead_code, reason = "only the end-to-end tests read it")]
+    pub(crate) fn log(&self) -> String {
+        self.process.stderr()
+    }
+
+    /// Sends a signal by its name, and waits for the end of the process.
+    #[allow(dead_code, reason = "only the end-to-end tests end it so")]
+    pub(crate) async fn end_by(&mut self, signal: &str) -> std::process::ExitStatus {
+        self.process.signal(signal);
+        self.ended().await
     }
 
     #[allow(dead_code, reason = "only the benches measure its CPU time")]

@@ -8,7 +8,11 @@ pub(crate) mod client;
 pub(crate) mod collector;
 pub(crate) mod echo;
 pub(crate) mod envoy;
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod gateway;
 pub(crate) mod grpc;
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod inside;
 pub(crate) mod modes;
 #[allow(dead_code, reason = "only the end-to-end tests have one")]
 pub(crate) mod nats;

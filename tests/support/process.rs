@@ -113,6 +113,15 @@ pub(crate) fn scratch(name: &str) -> tempfile::TempDir {
     tempfile::Builder::new().prefix(name).tempdir_in(root).expect("creating a scratch directory")
 }
 
+/// A memory value of `/proc/PID/status`, such as `VmRSS`, bytes.
+#[allow(dead_code, reason = "only the end-to-end tests measure it")]
+pub(crate) fn memory(id: u32, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("a running process");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
+    let kib = line.trim_start_matches(':').trim().trim_end_matches(" kB");
+    kib.parse::<u64>().expect("a number") << 10
+}
+
 /// Waits until `look` finds something; panics with `what` otherwise.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -2,7 +2,7 @@
 
 import { attribute, byId, chips, el, keyed, text } from "./dom.js";
 import { NONE, count, ms, rowsAtFirst, span, words } from "./format.js";
-import { explanationView } from "./explanation.js";
+import { agentText, explanationView } from "./explanation.js";
 
 /** Decisions that are shown, on wide screens and on phones. */
 const SHOWN = [30, 8];
@@ -48,7 +48,7 @@ function cached(record) {
 /** The parts of a row: label, class, text, tone, tooltip. */
 const PARTS = [
   ["Age", "age number", record => span(record.age_ms / 1_000)],
-  ["Request", "id mono", record => record.request_id || NONE, () => "", record => record.request_id],
+  ["Request", "id mono", record => record.request_id || NONE, () => "", record => [record.request_id, agentText(record.agent)].filter(part => part).join(", ")],
   ["Model", "model", record => record.model || NONE, () => "", record => `${record.model}, pool ${record.pool}, ${words(record.api)}`],
   ["Endpoint", "mono goes", record => goes(record), record => record.endpoint ? "" : "warn", record => words(record.reason)],
   ["Predicted TTFT", "number", record => ms(record.predicted_ttft_ms)],
@@ -113,7 +113,7 @@ function keptOpen(records) {
 
 let drawn = [];
 function render({ decisions }) {
-  const fits = record => [record.request_id, record.model, record.endpoint, record.pool, record.reason, record.end]
+  const fits = record => [record.request_id, record.model, record.endpoint, record.pool, record.reason, record.end, agentText(record.agent)]
     .some(part => String(part).toLowerCase().includes(filter.wanted));
   const found = decisions.filter(record => fits(record) && (filter.kind === "all" || isTroubled(record)));
   kinds([["all", "all", decisions.length], ["trouble", "failed or rejected", decisions.filter(isTroubled).length]]);

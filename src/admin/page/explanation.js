@@ -53,9 +53,16 @@ function candidates(decision) {
   return [holder, more];
 }
 
+/** The agent of a request, as far as the request names it. */
+export function agentText(agent) {
+  if (!agent) return "";
+  const chain = agent.chain === agent.program ? "" : `, chain ${agent.chain}`;
+  return `${words(agent.kind)} of program ${agent.program}${chain} (${agent.field})`;
+}
+
 function summary(decision) {
   const facts = [decision.choice.reason, `strategy ${decision.strategy}`, decision.profile && `profile ${decision.profile}`,
-    decision.priority ? `priority ${decision.priority}` : null, `prompt ${plural(decision.prompt_tokens, "token")}`,
+    agentText(decision.agent), decision.priority ? `priority ${decision.priority}` : null, `prompt ${plural(decision.prompt_tokens, "token")}`,
     decision.waited_ms ? `queued ${ms(decision.waited_ms)}` : null];
   return facts.filter(fact => fact).join(" · ");
 }

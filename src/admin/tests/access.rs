@@ -27,6 +27,8 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
             "/decisions" => "`request_id`, `limit`",
             "/api/history" => "`step`, `after`",
             "/kv_blocks" => "`endpoint`",
+            "/reservations" if method == "POST" => "`path`, `pool`, `header`, `timeout`",
+            "/finish_session" => "`session_id`, `tenant`",
             "/api/pressure/m" => "`pool`, `count`",
             "/log-level" if method == "PUT" => "`filter`",
             _ => "none",

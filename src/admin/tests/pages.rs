@@ -12,6 +12,45 @@ async fn recorded_decision_is_explained_by_request_id() {
 }
 
 #[tokio::test]
+async fn session_is_ended_by_a_post_that_names_it() {
+    let (state, _) = state();
+    let send = async |method, target| ask(&state, LOCAL, (method, target), &[], Body::empty()).await;
+    let (status, text) = send("POST", "/finish_session?session_id=a%20b&tenant=t").await;
+    assert_eq!(
+        (status, serde_json::from_str(&text).unwrap()),
+        (200, serde_json::json!({"session_id": "a b", "tenant": "t"}))
+    );
+    let (status, text) = send("POST", "/finish_session").await;
+    assert_eq!((status, &*text), (400, "invalid_session_id: `session_id` is missing\n"));
+    assert_eq!(send("GET", "/finish_session?session_id=a").await.0, 405);
+}
+
+#[tokio::test]
+async fn reservation_is_made_listed_and_released() {
+    let (state, _) = state();
+    let send = async |method, target: &str, body: &str| {
+        ask(&state, LOCAL, (method, target), &[], Body::from(body.to_owned())).await
+    };
+    for (query, path, timeout) in
+        [("", DEFAULT_EXPLAINED_PATH, 30.0), ("?path=/v1/messages&timeout=1.5", "/v1/messages", 1.5)]
+    {
+        let (status, text) = send("POST", &format!("/reservations{query}"), "{}").await;
+        let made = serde_json::json!({"path": path, "timeout": timeout, "body": "{}"});
+        assert_eq!((status, serde_json::from_str(&text).unwrap()), (200, made), "{query}");
+    }
+    for wrong in ["0", "-1", "301", "soon", "NaN", "inf"] {
+        let (status, text) = send("POST", &format!("/reservations?timeout={wrong}"), "{}").await;
+        let said = format!("`timeout` is `{wrong}`; allowed are more than 0 and at most 300 seconds\n");
+        assert_eq!((status, text), (400, said));
+    }
+    let long = "x".repeat(1_001);
+    assert_eq!(send("POST", "/reservations", &long).await.0, 413);
+    assert_eq!(send("GET", "/reservations", "").await, (200, "[]\n".to_owned()));
+    assert_eq!(send("DELETE", "/reservations/open", "").await.0, 204);
+    assert_eq!(send("DELETE", "/reservations/closed", "").await.0, 404);
+}
+
+#[tokio::test]
 async fn pressure_is_shown_and_only_what_was_read_is_consumed() {
     let (state, _) = state();
     let divert = |pool: &str, model: &str| state.pressure.pool(pool).divert(model, state.clock.now());

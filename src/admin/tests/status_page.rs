@@ -46,9 +46,8 @@ async fn page_reads_only_existing_json_keys() {
         known.extend(keys(&get_json(address, page).await));
     }
     let scripts = FILES.iter().filter(|file| file.name.ends_with(".js")).map(|file| file.text).collect::<String>();
-    for owner in
-        ["record", "endpoint", "metrics", "ejection", "pool", "status", "model", "rejection", "certificate", "warning"]
-    {
+    let owners = "record agent endpoint metrics ejection pool status model rejection certificate warning";
+    for owner in owners.split(' ') {
         let read = members(&scripts, owner);
         assert!(!read.is_empty(), "{owner}");
         for key in read {

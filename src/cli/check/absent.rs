@@ -10,6 +10,7 @@ pub(super) const AFTER_HELP: &str = "\
 Examples:
   attache check attache.yaml
   attache check attache.yaml --deny-warnings      # for CI
+  attache check attache.yaml --inside             # for a file that Envoy's module reads
   attache check attache.yaml --output json | jq '.diagnostics[].message'
 
 Exit codes: 0 when the file is good, 78 when it isn't.";

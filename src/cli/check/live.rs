@@ -28,6 +28,7 @@ pub(super) const AFTER_HELP: &str = "\
 Examples:
   attache check attache.yaml
   attache check attache.yaml --deny-warnings      # for CI
+  attache check attache.yaml --inside             # for a file that Envoy's module reads
   attache check attache.yaml --output json | jq '.diagnostics[].message'
   attache check --live                            # Envoy and Attaché on this machine
   attache check attache.yaml --live --envoy-admin 10.0.0.7:9901 --admin 10.0.0.8:9090

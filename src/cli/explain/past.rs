@@ -38,6 +38,7 @@ fn show(e: &Value) -> String {
     if e["priority"].as_i64().unwrap_or(0) != 0 {
         line("priority", e["priority"].to_string());
     }
+    super::agent(e, &mut line);
     if let Some(waited) = e["waited_ms"].as_f64().filter(|waited| *waited > 0.0) {
         line("queued", format!("{waited:.1} ms"));
     }

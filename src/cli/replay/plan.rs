@@ -3,11 +3,12 @@
 use crate::plugins::registry;
 use anyhow::{Context, bail, ensure};
 use attache_config::document;
-use attache_config::recommended_flow;
 use attache_config::settings::{Disaggregation, PoolSettings};
 use attache_config::units::parse_duration;
+use attache_config::{recommended_flow, usual_flow};
 use attache_disagg::Mode;
 use attache_disagg::policy::default_together;
+use attache_flow::PoolFlow;
 use attache_pool::{EndpointSpec, Roles};
 use attache_replay::legs::Patience;
 use attache_replay::world::{FleetChange, TimedChange, with_role};
@@ -75,13 +76,19 @@ impl Binding {
     }
 
     fn of(self, pool: PoolSettings) -> anyhow::Result<PoolSettings> {
-        let flow = match (self, pool.flow.filter(|flow| flow.settings.queue)) {
+        let flow = match (self, pool.flow.filter(PoolFlow::queues_when_saturated)) {
             (Self::AtOnce, _) => None,
             (Self::Late, Some(flow)) => Some(flow),
             (Self::Late, None) => Some(recommended_flow().context("the recommended `flowControl` can't be used")?),
         };
         Ok(PoolSettings { flow, ..pool })
     }
+}
+
+/// Flow control with another strategy than that of `base`: as configured there, else what the strategy has by default.
+fn flow_of(base: &PoolSettings, strategy: &str) -> Option<PoolFlow> {
+    let configured = base.flow.as_ref().filter(|flow| !flow.holds_long_prompts());
+    configured.cloned().or_else(|| usual_flow(strategy))
 }
 
 /// The name in `name` and in `name={parameters}`, as the registry has it.
@@ -140,6 +147,7 @@ pub(super) fn policies(
                     format!("--compare {name}: its parameters can't be read; as in `{name}={{key: 1, other: two}}`")
                 })?;
                 let pool = PoolSettings {
+                    flow: flow_of(base, canonical(name)),
                     strategy: canonical(name).to_owned(),
                     strategy_parameters: parameters.unwrap_or(Value::Null),
                     rules: Vec::new(),

@@ -34,7 +34,7 @@ impl TraceArgs {
     ) -> anyhow::Result<()> {
         let Some(endpoint) = &self.otlp_traces_endpoint else { return serving(config).await };
         let handle = tokio::runtime::Handle::current();
-        let otlp = Otlp::start_as("attache-sim", endpoint, 1.0, handle).context("--otlp-traces-endpoint")?;
+        let otlp = Otlp::start_as("attache-sim", endpoint, handle).context("--otlp-traces-endpoint")?;
         config.server.spans = Some(Arc::new(Sink(otlp.clone())));
         serving(config).await?;
         otlp.shutdown().await;

@@ -1,137 +1,20 @@
 //! How a key of the file is declared: its type, note, default, range and unit, once. The reader, the reference page, the
-//! JSON Schema and the list of keys that need a restart come from that.
+//! JSON Schema and the list of keys that need a restart come from that. Parameters of plugins are declared with the
+//! same words, by [`attache_types::parameters!`].
 
 use attache_config_schema::decode::{Bytes, Read, entries, items, one_of};
 pub(super) use attache_config_schema::decode::{Fields, Sink};
 pub(super) use attache_config_schema::diagnostic::At;
 pub(super) use attache_config_schema::document::{Node, Value};
-use attache_types::units::show_duration;
-use serde_json::{Value as Json, json};
+pub(crate) use attache_types::declare::Show;
+pub use attache_types::declare::{Catalogue, Flag, Key, Kind, Range, Section, plain};
+use serde_json::Value as Json;
 use std::net::IpAddr;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::time::Duration;
 
 /// A value with its position, which may be absent.
 pub type Opt<T> = Option<At<T>>;
-
-/// What a value in the file may be.
-#[derive(Clone, Debug)]
-pub enum Kind {
-    /// `true` or `false`.
-    Switch,
-    /// A whole number from the first to the second bound, both included.
-    Whole(i128, i128),
-    /// A number.
-    Number,
-    /// Text of at least one character.
-    Text,
-    /// A number with a unit of time, such as `250ms`.
-    Duration,
-    /// Bytes, or a number with a unit, such as `64KiB`.
-    Size,
-    /// An IP address.
-    Address,
-    /// One of some keywords.
-    Word(Vec<&'static str>),
-    /// A list of values.
-    List(Box<Kind>),
-    /// A mapping from names that users choose.
-    Map(Box<Kind>),
-    /// Either of two.
-    Either(Box<[Kind; 2]>),
-    /// A mapping with the keys of a section.
-    Section(Section),
-    /// Parameters of a plugin, which the plugin checks.
-    Parameters,
-}
-
-/// A mapping with known keys.
-#[derive(Clone, Debug)]
-pub struct Section {
-    /// What the section is about.
-    pub note: &'static str,
-    /// Its keys, in the order of their declaration.
-    pub keys: Vec<Key>,
-    /// The key whose value alone may be given instead of the mapping.
-    pub alone: Option<&'static str>,
-}
-
-/// A key of a section.
-#[derive(Clone, Debug)]
-pub struct Key {
-    /// The key.
-    pub name: &'static str,
-    /// What it means, in a few words. Of a section without a note: what the section is about.
-    pub note: &'static str,
-    /// Its values.
-    pub kind: Kind,
-    /// Whether the section has no meaning without it.
-    pub required: bool,
-    /// The value that an absent key has, as users would write it.
-    pub default: Option<Json>,
-    /// What happens if it is absent, where no single value says that.
-    pub absent: &'static str,
-    /// The allowed part of its values.
-    pub range: Option<Range>,
-    /// What a number counts.
-    pub unit: &'static str,
-    /// Whether a change takes effect only after a restart; `None`: as for the section.
-    pub restart: Option<bool>,
-}
-
-impl Key {
-    pub(super) fn new(name: &'static str, note: &'static str, kind: Kind, required: bool) -> Self {
-        let note = match (note.trim(), &kind) {
-            ("", Kind::Section(section)) => section.note,
-            (note, _) => note,
-        };
-        Self { name, note, kind, required, default: None, absent: "", range: None, unit: "", restart: None }
-    }
-}
-
-/// The allowed part of the values of a type.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Range {
-    /// The bounds in words: `1 to 1024`.
-    pub text: String,
-    /// The lowest value, and whether it is excluded.
-    pub low: Option<(Json, bool)>,
-    /// The highest value.
-    pub high: Option<Json>,
-}
-
-impl Range {
-    pub(super) fn of<T: Show>(range: &impl RangeBounds<T>) -> Self {
-        let low = match range.start_bound() {
-            Bound::Included(low) => Some((low.show(), false)),
-            Bound::Excluded(low) => Some((low.show(), true)),
-            Bound::Unbounded => None,
-        };
-        let high = match range.end_bound() {
-            Bound::Included(high) | Bound::Excluded(high) => Some(high.show()),
-            Bound::Unbounded => None,
-        };
-        let text = match (&low, &high) {
-            (Some((low, false)), Some(high)) => format!("{} to {}", plain(low), plain(high)),
-            (Some((low, true)), Some(high)) => format!("above {} and at most {}", plain(low), plain(high)),
-            (Some((low, excluded)), None) => {
-                format!("{} {}", if *excluded { "above" } else { "at least" }, plain(low))
-            }
-            (None, high) => high.as_ref().map_or(String::new(), |high| format!("at most {}", plain(high))),
-        };
-        Self { text, low, high }
-    }
-}
-
-/// A value as users write it: without quotes, and whole numbers without `.0`.
-#[must_use]
-pub fn plain(value: &Json) -> String {
-    match value {
-        Json::String(text) => text.clone(),
-        Json::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
-        value => value.to_string(),
-    }
-}
 
 /// A type of values in the file.
 pub(crate) trait Setting: Sized {
@@ -139,14 +22,20 @@ pub(crate) trait Setting: Sized {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self>;
     /// The values that the file may have.
     fn kind() -> Kind;
+    /// The value as users would write it, for defaults.
+    fn shown(&self) -> Json {
+        Json::Null
+    }
     /// Reports values outside their ranges, of all sections below too; `path` is that of the value.
     fn check_ranges(&self, _path: &dyn Fn() -> String, _sink: &mut Sink) {}
-}
-
-/// A value that messages and the reference page show.
-pub(crate) trait Show {
-    /// The value as users would write it.
-    fn show(&self) -> Json;
+    /// Replaces each part that `other` has too. Only sections have parts.
+    fn overlay(&mut self, _other: Self) {}
+    /// Replaces the value of a key by `other`, if that is given; a section part by part.
+    fn outrank(field: &mut Opt<Self>, other: Opt<Self>) {
+        if other.is_some() {
+            *field = other;
+        }
+    }
 }
 
 /// The value under `key`, if it is present and valid.
@@ -181,7 +70,7 @@ impl<T> Given<T> for At<T> {
 }
 
 /// The path of a key in the section at `path`.
-pub(super) fn below(path: String, key: &str) -> String {
+pub(crate) fn below(path: String, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
@@ -199,7 +88,7 @@ pub(crate) fn check<T: Show + PartialOrd>(
 
 /// Types that `config_schema` reads.
 macro_rules! settings {
-    ($($t:ty: $kind:expr, $value:ident => $show:expr;)*) => {$(
+    ($($t:ty: $kind:expr;)*) => {$(
         impl Setting for $t {
             fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
                 Read::read(node, path, sink)
@@ -207,38 +96,25 @@ macro_rules! settings {
             fn kind() -> Kind {
                 $kind
             }
-        }
-        impl Show for $t {
-            fn show(&self) -> Json {
-                let $value = self;
-                $show
+            fn shown(&self) -> Json {
+                self.show()
             }
         }
     )*};
 }
 
 settings! {
-    bool: Kind::Switch, v => json!(v);
-    u16: Kind::Whole(0, u16::MAX.into()), v => json!(v);
-    u32: Kind::Whole(0, u32::MAX.into()), v => json!(v);
-    u64: Kind::Whole(0, u64::MAX.into()), v => json!(v);
-    usize: Kind::Whole(0, u64::MAX.into()), v => json!(v);
-    i32: Kind::Whole(i32::MIN.into(), i32::MAX.into()), v => json!(v);
-    // JSON has no NaN and no infinity, which messages name.
-    f64: Kind::Number, v => if v.is_finite() { json!(v) } else { json!(v.to_string()) };
-    String: Kind::Text, v => json!(v);
-    IpAddr: Kind::Address, v => json!(v);
-    Duration: Kind::Duration, v => json!(show_duration(*v));
-    Bytes: Kind::Size, v => show_bytes(v.0);
-}
-
-fn show_bytes(bytes: u64) -> Json {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift) {
-        // Sizes in TiB are only bounds: the file knows no such unit.
-        Some((shift, unit)) => json!(format!("{}{unit}", bytes >> shift)),
-        None => json!(bytes),
-    }
+    bool: Kind::Switch;
+    u16: Kind::Whole(0, u16::MAX.into());
+    u32: Kind::Whole(0, u32::MAX.into());
+    u64: Kind::Whole(0, u64::MAX.into());
+    usize: Kind::Whole(0, u64::MAX.into());
+    i32: Kind::Whole(i32::MIN.into(), i32::MAX.into());
+    f64: Kind::Number;
+    String: Kind::Text(1);
+    IpAddr: Kind::Address;
+    Duration: Kind::Duration;
+    Bytes: Kind::Size;
 }
 
 impl<T: Setting> Setting for Vec<At<T>> {
@@ -255,11 +131,9 @@ impl<T: Setting> Setting for Vec<At<T>> {
     fn kind() -> Kind {
         Kind::List(Box::new(T::kind()))
     }
-}
 
-impl<T: Show> Show for Vec<At<T>> {
-    fn show(&self) -> Json {
-        self.iter().map(|at| at.value.show()).collect()
+    fn shown(&self) -> Json {
+        self.iter().map(|at| at.value.shown()).collect()
     }
 }
 
@@ -308,9 +182,7 @@ macro_rules! words {
             fn kind() -> declare::Kind {
                 declare::Kind::Word(<$t as declare::Word>::WORDS.iter().map(|(word, _)| *word).collect())
             }
-        }
-        impl declare::Show for $t {
-            fn show(&self) -> serde_json::Value {
+            fn shown(&self) -> serde_json::Value {
                 declare::word_of(*self).into()
             }
         }
@@ -319,8 +191,10 @@ macro_rules! words {
 
 /// Declares sections. Each key has its note, its name in the file, the field and its type; then how it is read
 /// (`[required]`; `[flat]`: the default of the type if it is absent; `[named]`: its path if it is absent), and what is
-/// said about its values. A key with a default has a method that returns the value or the default. `= "key"` behind
-/// the name of a section: the value of this key alone may be given instead of the section. `+` adds a field that no key has.
+/// said about its values; `plugins` says which ones the key names, where they are no strategies, and `flag` names the
+/// flag that outranks it, what its value is called in the help, and an environment variable other than the usual one. A
+/// key with a default has a method that returns the value or the default. `= "key"` behind the name of a section: the
+/// value of this key alone may be given instead of the section. `+` adds a field that no key has.
 macro_rules! sections {
     ($(
         $(#[doc = $doc:literal])*
@@ -333,6 +207,8 @@ macro_rules! sections {
                     $(range: $range:expr;)?
                     $(unit: $unit:literal;)?
                     $(restart: $restart:literal;)?
+                    $(plugins: $plugins:expr;)?
+                    $(flag: $flag:literal $(as $takes:literal)? $(from $variable:literal)?;)?
                 })?
             ),* $(,)?
         }
@@ -394,16 +270,33 @@ macro_rules! sections {
                 )*
             }
 
+            fn overlay(&mut self, other: Self) {
+                $(sections!(@overlay (self.$field, other.$field) $($how)?);)*
+            }
+
+            fn outrank(field: &mut declare::Opt<Self>, other: declare::Opt<Self>) {
+                match (field, other) {
+                    (Some(at), Some(other)) => at.value.overlay(other.value),
+                    (field, Some(other)) => *field = Some(other),
+                    (_, None) => {}
+                }
+            }
+
             fn kind() -> declare::Kind {
                 let keys = vec![$({
-                    let kind = <$t as declare::Setting>::kind();
+                    let kind = <$t as declare::Setting>::kind()$($(.of($plugins))?)?;
                     declare::Key {
                         $(
-                            $(default: Some(<$t as declare::Show>::show(&$default)),)?
+                            $(default: Some(<$t as declare::Setting>::shown(&$default)),)?
                             $(absent: $absent,)?
                             $(range: Some(declare::Range::of::<$t>(&($range))),)?
                             $(unit: $unit,)?
                             $(restart: Some($restart),)?
+                            $(flag: Some(declare::Flag {
+                                name: $flag,
+                                takes: concat!($($takes)?),
+                                variable: sections!(@variable $($variable)?),
+                            }),)?
                         )?
                         ..declare::Key::new($key, concat!($($note),*), kind, sections!(@required $($how)?))
                     }
@@ -437,6 +330,12 @@ macro_rules! sections {
             declare::Setting::check_ranges(&at.value, $path, $sink);
         }
     };
+    (@overlay ($field:expr, $other:expr)) => { declare::Setting::outrank(&mut $field, $other) };
+    (@overlay ($field:expr, $other:expr) flat) => { declare::Setting::overlay(&mut $field, $other) };
+    // A key that its section needs has no flag.
+    (@overlay ($field:expr, $other:expr) $how:ident) => {};
+    (@variable) => { None };
+    (@variable $variable:literal) => { Some($variable) };
     (@required) => { false };
     (@required flat) => { false };
     (@required $how:ident) => { true };

@@ -11,12 +11,12 @@ sections! {
         /// What happens to a body that is no valid request. `fallback` routes it by load and lets the server answer.
         "onUnparseable" => on_unparseable: OnUnparseable { default: OnUnparseable::default(); },
         /// `true` only for the conformance suite: every client may choose its endpoint by a header.
-        "conformanceHeaders" => conformance_headers: bool { default: false; },
+        "conformanceHeaders" => conformance_headers: bool { default: false; flag: "conformance-headers"; },
         /// Whether `x-gateway-inference-objective` and similar headers are believed. A filter in front must then set them and
         /// remove those of clients.
-        "trustClientHeaders" => trust_client_headers: bool { default: false; },
+        "trustClientHeaders" => trust_client_headers: bool { default: false; flag: "trust-client-headers"; },
         /// With `trustClientHeaders`: headers that name the flow if `x-gateway-inference-fairness-id` is absent. The first one
-        /// that is present counts.
+        /// that is present counts. Without them, `program-aware-fairness` names flows by the programs of agents.
         "sessionHeaders" => session_headers: Vec<At<String>> { absent: "none"; },
         /// Whether `x-attache-prefill-endpoint` shows every client the internal address of the server that computed the
         /// prompt.
@@ -29,7 +29,9 @@ sections! {
         /// Where the name of a request's tenant is.
         "tenant" => tenant: Tenant { absent: "no tenants"; },
         /// Whether the gateway's subset of endpoints is ignored.
-        "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool { default: false; },
+        "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool {
+            default: false; flag: "disable-endpoint-subset-filter";
+        },
         /// Who answers `GET /v1/models`: one server, or Attaché with the models of all servers and rewrites.
         "models" => models: ModelsAnswer { default: ModelsAnswer::default(); },
         /// Reports the tokens of a response to the gateway, as dynamic metadata with its last message.
@@ -51,7 +53,7 @@ sections! {
     /// Explanations of decisions, for gateways and logs.
     Explain {
         /// Whether each endpoint's score is dynamic metadata beside the destination.
-        "metadata" => metadata: bool { default: false; },
+        "metadata" => metadata: bool { default: false; flag: "emit-endpoint-scores"; },
         /// Share of the decisions that are logged with the score of each endpoint.
         "logRatio" => log_ratio: f64 { default: 0.0; range: 0.0..=1.0; unit: "share"; },
         /// Latest decisions that `GET /explain?request_id=ID` of the admin port explains, within 64 MiB. Those of 8 endpoints

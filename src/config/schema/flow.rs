@@ -1,7 +1,7 @@
 //! Flow control: queues of a saturated pool.
 
 use super::Strategy;
-use super::declare;
+use super::declare::{self, Catalogue};
 use crate::defaults::MIN_INTERVAL;
 use attache_config_schema::decode::Bytes;
 use attache_config_schema::diagnostic::At;
@@ -17,11 +17,13 @@ sections! {
         "queue" => queue: bool { default: true; },
         /// Decides whether the pool is saturated. The default keeps the queues of the servers short, so that most requests wait
         /// in Attaché.
-        "detector" => detector: Strategy { absent: "`backlog-detector`"; },
+        "detector" => detector: Strategy { absent: "`backlog-detector`"; plugins: Catalogue::Detectors; },
         /// How much of the pool the requests of one priority may use.
-        "ceiling" => ceiling: Strategy { absent: "`static-usage-limit-policy`, all of it"; },
+        "ceiling" => ceiling: Strategy {
+            absent: "`static-usage-limit-policy`, all of it"; plugins: Catalogue::Ceilings;
+        },
         /// What rejects requests before they wait.
-        "admitters" => admitters: Vec<At<Strategy>> { absent: "none"; },
+        "admitters" => admitters: Vec<At<Strategy>> { absent: "none"; plugins: Catalogue::Admitters; },
         /// Longest wait of a request.
         "ttl" => ttl: Duration { absent: "as long as its client waits"; range: MIN_INTERVAL..; },
         /// Longest wait in a pool without endpoints.
@@ -51,9 +53,9 @@ sections! {
         /// The priority, in `bands`.
         "priority" => priority: i32 { absent: "required in `bands`"; unit: "priority"; },
         /// Which flow is next. By default tenants compete for tokens.
-        "fairness" => fairness: Strategy { absent: "`vtc-fair`"; },
+        "fairness" => fairness: Strategy { absent: "`vtc-fair`"; plugins: Catalogue::Fairness; },
         /// Which request of a flow is next. By default a long prompt does not delay short ones, and waits 10 s at most.
-        "ordering" => ordering: Strategy { absent: "`least-work`"; },
+        "ordering" => ordering: Strategy { absent: "`least-work`"; plugins: Catalogue::Orderings; },
         /// Requests that wait.
         "maxRequests" => max_requests: u64 { absent: "5000"; range: 1..; unit: "requests"; },
         /// Bodies of the requests that wait.

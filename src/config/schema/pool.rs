@@ -53,7 +53,9 @@ sections! {
         /// What counts in a response. Only `predicted-latency` reads it.
         "objective" => objective: Objective { absent: "both weights are 1, and there are no targets"; },
         /// Queues while the pool is saturated.
-        "flowControl" => flow_control: FlowControl { absent: "no request waits"; },
+        "flowControl" => flow_control: FlowControl {
+            absent: "with `predicted-latency`, long prompts wait while evicted conversations are computed again";
+        },
         /// Whether a request with a deadline is rejected at once if no server is predicted to meet it.
         "deadlineAdmission" => deadline_admission: bool { default: false; },
     }

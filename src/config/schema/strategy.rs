@@ -1,6 +1,6 @@
 //! A named strategy or policy with its parameters.
 
-use super::declare::{self, Key, Kind, Section, Setting};
+use super::declare::{self, Catalogue, Key, Kind, Section, Setting};
 use crate::diagnostic::{At, Code, Diagnostic, Span};
 use attache_config_schema::decode::{Fields, Sink};
 use attache_config_schema::document::{Node, Value};
@@ -72,9 +72,9 @@ impl Setting for Strategy {
         Some(Self { name: name?, parameters })
     }
     fn kind() -> Kind {
-        let name = Key::new("name", "Name of the strategy or policy.", Kind::Text, true);
-        let mut parameters =
-            Key::new("parameters", "Its parameters: see the page about plugins.", Kind::Parameters, false);
+        let name = Key::new("name", "Name of the strategy or policy.", Kind::Text(1), true);
+        let kind = Kind::Parameters(Catalogue::Strategies);
+        let mut parameters = Key::new("parameters", "Its parameters: see the page about plugins.", kind, false);
         parameters.absent = "the defaults of the plugin";
         let note = "A strategy or policy: its name, or a mapping.";
         Kind::Section(Section { note, keys: vec![name, parameters], alone: Some("name") })

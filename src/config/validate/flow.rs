@@ -2,6 +2,7 @@
 
 use super::given;
 use super::templates::searches;
+use crate::defaults::DEFAULT_STRATEGY;
 use crate::schema::{self, Strategy, word_of};
 use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
@@ -9,8 +10,9 @@ use attache_flow::admitter::Admitter;
 use attache_flow::ceiling::Ceiling;
 use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, ORDERINGS, PolicyDescriptor};
 use attache_flow::saturation::Detector;
+use attache_flow::saturation::recompute::Recompute;
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
-use attache_flow::{BandSettings, Overflow, PoolFlow, Settings};
+use attache_flow::{BandSettings, Overflow, PoolFlow, Queueing, Settings};
 use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
 use attache_types::units::show_duration;
 use serde_json::{Value, json};
@@ -183,9 +185,15 @@ pub fn recommended() -> Option<PoolFlow> {
     flow(&schema::FlowControl { enabled, ..schema::FlowControl::default() }, room, "flowControl", &mut Sink::default())
 }
 
+/// Flow control of a pool outside of Kubernetes without `flowControl`, for its `strategy`.
+#[must_use]
+pub fn usual(strategy: &str) -> Option<PoolFlow> {
+    implied(strategy, false, Room::shared(DEFAULT_MAX_BUFFERED_BYTES, &[]), &mut Sink::default())
+}
+
 /// Flow control of a pool in Kubernetes without `flowControl`, as in the pickers of GIE and llm-d: requests with a
 /// priority below 0 are refused while the pool is saturated, and none is queued.
-pub(super) fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
+fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
     }
@@ -193,6 +201,16 @@ pub(super) fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
     let (enabled, queue) = (Some(at(true)), Some(at(false)));
     let file = schema::FlowControl { enabled, queue, detector: Some(at(detector)), ..schema::FlowControl::default() };
     flow(&file, room, "flowControl", sink)
+}
+
+/// Flow control of a pool without `flowControl`, for its `strategy`: pools in Kubernetes shed (`of_cluster`), and the
+/// default strategy holds long prompts back.
+pub(super) fn implied(strategy: &str, of_cluster: bool, room: Room, sink: &mut Sink) -> Option<PoolFlow> {
+    let shedding = of_cluster.then(|| shedding(room, sink)).flatten();
+    if strategy != DEFAULT_STRATEGY {
+        return shedding;
+    }
+    Some(PoolFlow::of_long_prompts(Recompute::default(), shedding, room.held))
 }
 
 /// Whether requests that would miss their deadline are rejected.
@@ -209,6 +227,8 @@ pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sin
 
 /// Half of the bytes that all bodies may hold: queued requests leave the other half to requests that are not queued.
 const DEFAULT_QUEUED_PART: u64 = 2;
+/// A quarter of the bytes that all bodies may hold, for prompts that are held back in pools without `flowControl`.
+const HELD_PART: u64 = 4;
 
 /// Memory for request bodies.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +237,8 @@ pub(super) struct Room {
     buffered: u64,
     /// Default limit of queued bytes in one pool. The pools of a search also share this limit, however many there are.
     pub(super) queued: u64,
+    /// Most bytes that a pool without `flowControl` holds back.
+    held: u64,
 }
 
 impl Room {
@@ -226,12 +248,13 @@ impl Room {
         let has_queues = |flow: &At<schema::FlowControl>| flow.value.enabled() && flow.value.queue();
         let shares = |pool: &schema::Pool| searches(pool) || pool.flow_control.as_ref().is_some_and(has_queues);
         let sharing = pools.iter().filter(|at| shares(&at.value)).count();
-        Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }
+        let part = |part: u64, pools: usize| buffered / part / (pools as u64).max(1);
+        Self { buffered, queued: part(DEFAULT_QUEUED_PART, sharing), held: part(HELD_PART, pools.len() - sharing) }
     }
 
     /// For a file whose process's limits are unknown.
     pub(super) fn unknown() -> Self {
-        Self { buffered: u64::MAX, queued: u64::MAX }
+        Self { buffered: u64::MAX, queued: u64::MAX, held: DEFAULT_MAX_BUFFERED_BYTES / HELD_PART }
     }
 }
 
@@ -326,7 +349,6 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         "bands": bands_said,
     });
     let settings = Settings {
-        queue,
         bands,
         sheddable_band,
         default_band: default_band.0,
@@ -339,9 +361,12 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
         evict_running,
         ..Settings::default()
     };
+    let detector: Arc<dyn Detector> = detector.built.into();
+    let (queueing, shedding) = if queue { (Some(Queueing::Saturated(detector)), None) } else { (None, Some(detector)) };
     file.enabled().then(|| PoolFlow {
         settings,
-        detector: detector.built.into(),
+        queueing,
+        shedding,
         ceiling: (ceiling.descriptor, ceiling.parameters),
         admitters: admitters.into_iter().map(|chosen| chosen.built.into()).collect(),
         said,

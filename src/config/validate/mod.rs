@@ -4,7 +4,7 @@ mod aibrix;
 mod destination;
 mod disaggregation;
 mod flow;
-pub use flow::recommended as recommended_flow;
+pub use flow::{recommended as recommended_flow, usual as usual_flow};
 mod kubernetes;
 mod matches;
 mod objective;
@@ -23,7 +23,7 @@ mod tls;
 use super::aibrix_env::AibrixDefaults;
 use super::decode::{Bytes, Sink};
 use super::diagnostic::{At, Code, Diagnostic, Span};
-use super::schema::{self, File, LogFormat, Opt, check};
+use super::schema::{self, File, LogFormat, Opt};
 use super::settings::{
     ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TenantRule,
 };
@@ -31,7 +31,6 @@ use super::units::show_duration;
 use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
 use attache_types::log_filter;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// Settings from a file and the sources that outrank it. Valid only if `sink` has no error.
@@ -39,9 +38,9 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     let Sources { registry, overrides: flags, surroundings, .. } = sources;
     let surroundings = *surroundings;
     let File { server, telemetry, exchange, mut limits, redis, sync, model_policies, pools, .. } = file;
-    let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
-    let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
-    let mut exchange = self::exchange(exchange, flags, sink);
+    let election = server.leader_election.filter(|at| at.value);
+    let status = server.model_status.filter(|at| at.value);
+    let mut exchange = self::exchange(exchange, sink);
     let mut env = flags.aibrix.read(registry, sink);
     flags.localai.read(&mut env, sink);
     flags.own.tell(sink);
@@ -73,7 +72,7 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
         tenants,
         models,
         redis,
-        sync: sync::settings(sync, flags, sink),
+        sync: sync::settings(sync, sink),
         model_policies,
         pools,
         templates,
@@ -165,21 +164,9 @@ fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<(usize, Span)
     named.into_iter().chain(searched).map(place).collect()
 }
 
-/// The value of a flag, else of the file, with its position.
-fn pick<T: Clone>(flag: Option<&T>, file: Opt<T>) -> Opt<T> {
-    flag.map(|value| At { value: value.clone(), span: Span::default() }).or(file)
-}
-
-/// The value of a flag, whose range is that of its key at `path`.
-fn of_flag<T: schema::Show + PartialOrd>(
-    flag: Option<T>,
-    range: &impl RangeBounds<T>,
-    path: &str,
-    sink: &mut Sink,
-) -> Opt<T> {
-    let at = flag.map(|value| At { value, span: Span::default() });
-    check(at.as_ref(), range, || path.to_owned(), sink);
-    at
+/// Whether a flag or an environment variable has given the value of a key.
+fn is_of_flag<T>(at: &At<T>) -> bool {
+    at.span == Span::default()
 }
 
 fn given<T>(file: Opt<T>, default: T) -> T {
@@ -189,13 +176,10 @@ fn given<T>(file: Opt<T>, default: T) -> T {
 fn server(mut file: schema::Server, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> ServerSettings {
     let none = schema::Drain::default();
     let drain = file.drain.as_ref().map_or(&none, |at| &at.value);
-    let min_delay = pick(flags.drain_min_delay.as_ref(), drain.min_delay);
-    let deadline = pick(flags.drain_deadline.as_ref(), drain.deadline);
-    let delay_value = flags.drain_min_delay.unwrap_or_else(|| drain.min_delay());
-    let deadline_value = flags.drain_deadline.unwrap_or_else(|| drain.deadline());
+    let (delay_value, deadline_value) = (drain.min_delay(), drain.deadline());
     if deadline_value < delay_value {
         let (delay, end) = (show_duration(delay_value), show_duration(deadline_value));
-        let spans = [deadline.map(|at| at.span).unwrap_or_default(), min_delay.map(|at| at.span).unwrap_or_default()];
+        let spans = [drain.deadline, drain.min_delay].map(|at| at.map(|at| at.span).unwrap_or_default());
         let [first, second] = if spans[0].line > 0 { spans } else { [spans[1], spans[0]] };
         sink.push(
             Diagnostic::new(
@@ -208,31 +192,24 @@ fn server(mut file: schema::Server, flags: &Overrides, surroundings: Surrounding
             .help("both count from SIGTERM; make the deadline the longer one"),
         );
     }
-    let workers = of_flag(flags.workers, &schema::WORKERS, "server.workers", sink).or(file.workers);
-    let ports = [
-        ("grpcPort", pick(flags.grpc_port.as_ref(), file.grpc_port), file.grpc_port()),
-        ("grpcHealthPort", pick(flags.grpc_health_port.as_ref(), file.grpc_health_port), file.grpc_health_port()),
-        ("metricsPort", pick(flags.metrics_port.as_ref(), file.metrics_port), file.metrics_port()),
-    ];
-    check_ports(&ports, sink);
-    let [grpc_port, grpc_health_port, metrics_port] = ports.map(|(_, at, default)| at.map_or(default, |at| at.value));
+    check_ports(&file, sink);
     let (tls, client_auth) = tls::settings(file.tls.take().map(|at| at.value).unwrap_or_default(), flags, sink);
     ServerSettings {
-        bind: flags.bind.unwrap_or_else(|| file.bind()),
-        grpc_port,
-        grpc_health_port,
-        metrics_port,
-        health_checking: flags.health_checking.unwrap_or_else(|| file.health_checking()),
-        workers: workers.map_or(surroundings.cores.max(1), |at| at.value),
+        bind: file.bind(),
+        grpc_port: file.grpc_port(),
+        grpc_health_port: file.grpc_health_port(),
+        metrics_port: file.metrics_port(),
+        health_checking: file.health_checking(),
+        workers: file.workers.map_or(surroundings.cores.max(1), |at| at.value),
         tls,
         client_auth,
         drain_min_delay: delay_value,
         drain_deadline: deadline_value,
-        leader_election: flags.leader_election.unwrap_or_else(|| file.leader_election()),
-        model_status: pick(flags.model_status.as_ref(), file.model_status).map(|at| at.value),
-        metrics_auth: metrics_auth(pick(flags.metrics_auth.as_ref(), file.metrics_auth), sink),
-        admin_hosts: admin_hosts(&flags.admin_hosts, file.admin_hosts, sink),
-        seed: pick(flags.seed.as_ref(), file.seed).map(|at| at.value),
+        leader_election: file.leader_election(),
+        model_status: file.model_status.map(|at| at.value),
+        metrics_auth: metrics_auth(file.metrics_auth, sink),
+        seed: file.seed.map(|at| at.value),
+        admin_hosts: admin_hosts(file.admin_hosts, sink),
     }
 }
 
@@ -245,10 +222,8 @@ fn metrics_auth(at: Opt<bool>, sink: &mut Sink) -> bool {
     wanted.is_some()
 }
 
-/// The names from the flag, else from the file, in normal form: lower case, without a trailing dot.
-fn admin_hosts(flag: &[String], file: Opt<Vec<At<String>>>, sink: &mut Sink) -> Arc<[String]> {
-    let of_flag: Vec<_> = flag.iter().map(|name| At { value: name.clone(), span: Span::default() }).collect();
-    let named = if of_flag.is_empty() { file.map(|at| at.value).unwrap_or_default() } else { of_flag };
+/// The names in normal form: lower case, without a trailing dot.
+fn admin_hosts(file: Opt<Vec<At<String>>>, sink: &mut Sink) -> Arc<[String]> {
     let name = |At { value, span }: At<String>| {
         let is_name = value.parse::<http::uri::Authority>().is_ok_and(|authority| authority.host() == value);
         if !is_name {
@@ -257,12 +232,16 @@ fn admin_hosts(flag: &[String], file: Opt<Vec<At<String>>>, sink: &mut Sink) -> 
         }
         value.trim_end_matches('.').to_ascii_lowercase()
     };
-    named.into_iter().map(name).collect()
+    file.into_iter().flat_map(|at| at.value).map(name).collect()
 }
 
-fn check_ports(ports: &[(&str, Opt<u16>, u16); 3], sink: &mut Sink) {
-    let resolved = ports
-        .map(|(name, at, default)| (name, at.map(|a| a.span).unwrap_or_default(), at.map_or(default, |a| a.value)));
+fn check_ports(file: &schema::Server, sink: &mut Sink) {
+    let resolved = [
+        ("grpcPort", file.grpc_port, file.grpc_port()),
+        ("grpcHealthPort", file.grpc_health_port, file.grpc_health_port()),
+        ("metricsPort", file.metrics_port, file.metrics_port()),
+    ]
+    .map(|(name, at, port)| (name, at.map(|at| at.span).unwrap_or_default(), port));
     for (i, (name, span, port)) in resolved.iter().enumerate() {
         let twin = resolved.iter().take(i).find(|(_, _, other)| other == port && *port != 0);
         if let Some((other_name, other_span, _)) = twin {
@@ -286,8 +265,7 @@ fn telemetry(
     surroundings: Surroundings,
     sink: &mut Sink,
 ) -> TelemetrySettings {
-    let level = pick(flags.log_level.as_ref(), file.log_level.clone());
-    if let Some(at) = &level
+    if let Some(at) = &file.log_level
         && let Err(e) = log_filter::check(&at.value).and_then(|()| {
             tracing_subscriber::EnvFilter::builder().parse(&at.value).map(drop).map_err(|e| e.to_string())
         })
@@ -303,24 +281,20 @@ fn telemetry(
         );
     }
     flags.reference.tell(sink);
-    let ratio = flags.trace_ratio.or_else(|| sampled(flags, sink));
-    let ratio = of_flag(ratio, &schema::TRACE_RATIO, "telemetry.traceRatio", sink);
-    let kept = of_flag(flags.decisions_kept, &schema::DECISIONS_KEPT, "telemetry.decisionsKept", sink);
-    let endpoint = pick(flags.otlp_endpoint.as_ref(), file.otlp_endpoint.clone());
-    if let Some(at) = &endpoint {
+    let ratio_of_flag = file.trace_ratio.filter(is_of_flag).map(|at| at.value);
+    let ratio = ratio_of_flag.or_else(|| sampled(flags, sink));
+    if let Some(at) = &file.otlp_endpoint {
         check_otlp(at, sink);
-    } else if let (Some(ratio), None) = (flags.trace_ratio, flags.tracing) {
+    } else if let (Some(ratio), None) = (ratio_of_flag, flags.tracing) {
         let message = format!("`--trace-ratio` of {ratio} has no effect: there is no collector to send traces to");
         sink.push(Diagnostic::new(Code::NoEffect, "--trace-ratio", message).help("name it by `--otlp-endpoint`"));
     }
     TelemetrySettings {
-        log_filter: flags.log_level.clone().unwrap_or_else(|| file.log_level()),
-        log_json: flags
-            .log_json
-            .unwrap_or_else(|| file.log_format.map_or(!surroundings.terminal, |at| at.value == LogFormat::Json)),
-        otlp_endpoint: endpoint.map(|at| at.value).filter(|_| flags.tracing != Some(false)),
-        trace_ratio: ratio.map_or_else(|| file.trace_ratio(), |at| at.value),
-        decisions_kept: kept.map_or_else(|| file.decisions_kept(), |at| at.value),
+        log_filter: file.log_level(),
+        log_json: file.log_format.map_or(!surroundings.terminal, |at| at.value == LogFormat::Json),
+        trace_ratio: ratio.unwrap_or_else(|| file.trace_ratio()),
+        decisions_kept: file.decisions_kept(),
+        otlp_endpoint: file.otlp_endpoint.map(|at| at.value).filter(|_| flags.tracing != Some(false)),
         labels: tenants::labels(file.labels.map(|at| at.value).unwrap_or_default()),
     }
 }
@@ -384,8 +358,8 @@ fn check_untrusted(file: &schema::Exchange, sink: &mut Sink) {
     }
 }
 
-fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> ExchangeSettings {
-    let conformance = pick(flags.conformance_headers.as_ref(), file.conformance_headers).filter(|at| at.value);
+fn exchange(file: schema::Exchange, sink: &mut Sink) -> ExchangeSettings {
+    let conformance = file.conformance_headers.filter(|at| at.value);
     if let Some(at) = &conformance {
         sink.push(
             Diagnostic::new(
@@ -397,7 +371,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
             .help("meant for the conformance suite; leave it off in production"),
         );
     }
-    let trust_client_headers = flags.trust_client_headers.unwrap_or_else(|| file.trust_client_headers());
+    let trust_client_headers = file.trust_client_headers();
     if !trust_client_headers {
         check_untrusted(&file, sink);
     }
@@ -411,12 +385,11 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
     let none = schema::Explain::default();
     let explain = file.explain.as_ref().map_or(&none, |at| &at.value);
     let explain = ExplainSettings {
-        metadata: flags.explain_metadata.unwrap_or_else(|| explain.metadata()),
+        metadata: explain.metadata(),
         log_ratio: explain.log_ratio(),
         kept: explain.kept(),
         time_ratio: explain.time_ratio(),
     };
-    let ignores_subset = flags.disable_endpoint_subset_filter;
     ExchangeSettings {
         report_usage,
         explain,
@@ -427,7 +400,7 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         prefill_endpoint_header: file.prefill_endpoint_header(),
         route_header: file.route_header(),
         keep_accept_encoding: file.keep_accept_encoding(),
-        disable_endpoint_subset_filter: ignores_subset.unwrap_or_else(|| file.disable_endpoint_subset_filter()),
+        disable_endpoint_subset_filter: file.disable_endpoint_subset_filter(),
         models: file.models(),
         objectives,
         tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),

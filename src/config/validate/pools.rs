@@ -3,17 +3,16 @@
 use super::matches::{check_matches, matches};
 use super::sources::{dns, endpoints_file};
 use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, pods_or_pools};
-use super::{destination, disaggregation, flow, kubernetes, objective, of_flag, prefix, queued, slo, strategies};
+use super::{destination, disaggregation, flow, kubernetes, objective, prefix, queued, slo, strategies};
 use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
 use crate::defaults::{DEFAULT_POOL, MIN_INTERVAL};
-use crate::schema::{self, Opt};
+use crate::schema::{self, Opt, check};
 use crate::settings::{
     DnsSource, FileSource, KubernetesSource, PoolSearch, PoolSettings, PoolTemplate, ScrapeSettings,
 };
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
-use attache_flow::PoolFlow;
 use attache_pool::health::HealthPolicy;
 use attache_pool::{EndpointSpec, MetricsSource};
 use attache_scheduling::Registry;
@@ -22,6 +21,7 @@ use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteT
 use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// The pools from file and flags, and the templates of pools for cluster objects.
 pub(super) fn pools(
@@ -94,7 +94,7 @@ fn pool_of_flags(
     let queue = queued::complete(&strategy.name, slo::queue(&strategy.name, of_env), "pools[0]", sink);
     let flow = match queue {
         Some(file) => flow::flow(&file.value, flow::Room::unknown(), "pools[0].flowControl", sink),
-        None => flow::shedding(flow::Room::unknown(), sink).filter(|_| flags.kubernetes.any()),
+        None => flow::implied(&strategy.name, flags.kubernetes.any(), flow::Room::unknown(), sink),
     };
     let flow = queued::of_users(flow, &strategy.name, flags);
     let form = strategies::aibrix_form(of_env, &strategy, env);
@@ -215,7 +215,10 @@ fn pool(
     // The latency of split requests is not predicted.
     pairs.by_others &= !deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation.take(), &pairs, &path, env, sink);
-    let flow = flow_control(pool.flow_control, room, of_cluster, &path, sink);
+    let flow = match pool.flow_control {
+        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
+        None => flow::implied(&strategy.name, of_cluster, room, sink),
+    };
     let flow = queued::of_users(flow, &strategy.name, flags);
     let form = strategies::aibrix_form(of_env, &strategy, env);
     let prefix = prefix::of_pool(pool.prefix_cache, &pool.endpoints, &path, form, env, sink);
@@ -265,19 +268,6 @@ fn by_request(
     };
     queued::check_others(strategy, rules, by_request.as_mut(), allows_any, path, sink);
     by_request
-}
-
-fn flow_control(
-    file: Opt<schema::FlowControl>,
-    room: flow::Room,
-    of_cluster: bool,
-    path: &str,
-    sink: &mut Sink,
-) -> Option<PoolFlow> {
-    match file {
-        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
-        None => flow::shedding(room, sink).filter(|_| of_cluster),
-    }
 }
 
 /// Reports that no model is known, so that every request would be rejected. Pools of a cluster are not checked, since
@@ -480,7 +470,11 @@ fn targets(rule: &schema::Rewrite, path: &str, sink: &mut Sink) -> Vec<RewriteTa
 }
 
 fn scrape(mut file: schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink) -> ScrapeSettings {
-    let mut time = |flag, key: &str| of_flag(flag, &(MIN_INTERVAL..), &format!("{path}.{key}"), sink);
+    let mut time = |flag: Option<Duration>, key: &str| {
+        let at = flag.map(|value| At { value, span: Span::default() });
+        check(at.as_ref(), &(MIN_INTERVAL..), || format!("{path}.{key}"), sink);
+        at
+    };
     file.interval = time(flags.refresh_metrics_interval, "interval").or(file.interval);
     file.stale_after = time(flags.metrics_staleness_threshold, "staleAfter").or(file.stale_after);
     let (interval, stale_after) = (file.interval(), file.stale_after());

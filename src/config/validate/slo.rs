@@ -7,6 +7,7 @@ use crate::settings::tenants::{DEFAULT_PROFILE_REFRESH, DEFAULT_STORE_TIMEOUT};
 use crate::settings::{PoolSettings, RedisSettings};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_flow::PoolFlow;
 use serde_json::Value;
 
 /// The strategies that read profiles.
@@ -81,7 +82,7 @@ pub(super) fn tell<'a>(
         }
         let waits = |name: &str| NAMES.contains(&name) && name != NEVER_WAITS;
         let named = pool.allowed_strategies().find(|(name, parameters)| waits(name) && has_profiles(parameters));
-        let holds = pool.flow.as_ref().is_some_and(|flow| flow.settings.queue);
+        let holds = pool.flow.as_ref().is_some_and(PoolFlow::queues_when_saturated);
         if let Some((name, _)) = named.filter(|_| !holds) {
             let message =
                 format!("requests that name `{name}` do not wait: a request starts no queue, and the pool has none");

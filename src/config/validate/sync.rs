@@ -1,23 +1,19 @@
 //! The checks of `sync`.
 
-use super::pick;
-use crate::Overrides;
+use super::is_of_flag;
 use crate::schema;
 use crate::settings::{NatsSettings, SyncSettings};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use std::path::PathBuf;
 
-/// The shared state; `None` if it is off.
-pub(super) fn settings(file: schema::Opt<schema::Sync>, flags: &Overrides, sink: &mut Sink) -> Option<SyncSettings> {
-    if file.is_none() && flags.sync_nats_urls.is_empty() {
-        return None;
-    }
-    let span = file.as_ref().map_or(Span::default(), |at| at.span);
-    let file = file.map(|at| at.value).unwrap_or_default();
+/// The shared state; `None` if it is off. A flag that names the picker alone does not turn it on: manifests always have
+/// it.
+pub(super) fn settings(file: schema::Opt<schema::Sync>, sink: &mut Sink) -> Option<SyncSettings> {
+    let At { value: file, span } = file.filter(|at| !is_of_flag(at) || at.value.nats.is_some())?;
     let wait_for_snapshot = file.wait_for_snapshot();
     let nats = file.nats.map(|at| at.value).unwrap_or_default();
-    let name = pick(flags.sync_name.as_ref(), file.name);
+    let name = file.name;
     if let Some(at) = name.as_ref().filter(|at| at.value.is_empty() || at.value.len() > 253) {
         sink.out_of_range(at.span, "sync.name", format!("{} bytes", at.value.len()), "1 to 253 bytes");
     }
@@ -25,7 +21,7 @@ pub(super) fn settings(file: schema::Opt<schema::Sync>, flags: &Overrides, sink:
         name: name.map(|at| at.value),
         key_file: path(file.key_file),
         wait_for_snapshot,
-        nats: self::nats(nats, span, flags, sink),
+        nats: self::nats(nats, span, sink),
     })
 }
 
@@ -33,8 +29,8 @@ fn path(at: schema::Opt<String>) -> Option<PathBuf> {
     at.map(|at| at.value.into())
 }
 
-fn nats(file: schema::Nats, span: Span, flags: &Overrides, sink: &mut Sink) -> NatsSettings {
-    let servers = servers(file.servers.as_ref(), flags);
+fn nats(file: schema::Nats, span: Span, sink: &mut Sink) -> NatsSettings {
+    let servers = file.servers.as_ref().map(|at| at.value.clone()).unwrap_or_default();
     if servers.is_empty() {
         let message = "`sync` needs a NATS server";
         let help = "as in `nats: {servers: [\"nats://nats:4222\"]}`, or `--sync-nats-url`";
@@ -67,13 +63,6 @@ fn nats(file: schema::Nats, span: Span, flags: &Overrides, sink: &mut Sink) -> N
         ca_file: path(tls.ca_file),
         client_certificate,
     }
-}
-
-fn servers(file: Option<&At<Vec<At<String>>>>, flags: &Overrides) -> Vec<At<String>> {
-    if flags.sync_nats_urls.is_empty() {
-        return file.map(|at| at.value.clone()).unwrap_or_default();
-    }
-    flags.sync_nats_urls.iter().map(|url| At { value: url.clone(), span: Span::default() }).collect()
 }
 
 fn check_server(at: &At<String>, path: &str, sink: &mut Sink) {

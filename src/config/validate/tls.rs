@@ -1,34 +1,27 @@
 //! The checks of TLS on the ext-proc port: Attaché's certificate and those of clients.
 
-use super::pick;
+use super::is_of_flag;
 use crate::Overrides;
 use crate::schema::{self, TlsMode};
 use crate::settings::{ClientAuthSettings, ClientName, TlsSettings};
 use attache_config_schema::decode::Sink;
-use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic};
 
 /// The certificate of the port, and the requirements for clients.
 pub(super) fn settings(
-    mut file: schema::Tls,
+    file: schema::Tls,
     flags: &Overrides,
     sink: &mut Sink,
 ) -> (TlsSettings, Option<ClientAuthSettings>) {
-    let serving = serving(&mut file, flags, sink);
-    let clients = clients(file, &serving, flags, sink);
+    let serving = serving(&file, flags.secure_serving, sink);
+    let clients = clients(file, &serving, sink);
     (serving, clients)
 }
 
 /// The allowed clients. With TLS off, `clientCaFile` is refused, because the port would be open.
-fn clients(file: schema::Tls, serving: &TlsSettings, flags: &Overrides, sink: &mut Sink) -> Option<ClientAuthSettings> {
-    let ca =
-        pick(flags.client_ca_file.as_ref(), file.client_ca_file.map(|at| At { value: at.value.into(), span: at.span }));
-    let from_flags =
-        || flags.client_names.iter().map(|name| At { value: name.clone(), span: Span::default() }).collect();
-    let names: Vec<At<String>> = match file.client_names {
-        Some(names) if flags.client_names.is_empty() => names.value,
-        _ => from_flags(),
-    };
-    let Some(ca) = ca else {
+fn clients(file: schema::Tls, serving: &TlsSettings, sink: &mut Sink) -> Option<ClientAuthSettings> {
+    let names = file.client_names.map(|at| at.value).unwrap_or_default();
+    let Some(ca) = file.client_ca_file else {
         if let Some(name) = names.first() {
             let message = "`clientNames` needs `clientCaFile`: without it clients need no certificate";
             let diagnostic = Diagnostic::new(Code::MissingKey, "server.tls.clientCaFile", message).at(name.span);
@@ -52,13 +45,15 @@ fn clients(file: schema::Tls, serving: &TlsSettings, flags: &Overrides, sink: &m
         }
     };
     let names = names.into_iter().enumerate().filter_map(&mut read).collect();
-    Some(ClientAuthSettings { ca_file: ca.value, names })
+    Some(ClientAuthSettings { ca_file: ca.value.into(), names })
 }
 
-fn serving(file: &mut schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSettings {
+/// `secure`: whether the flag asks for TLS or against it.
+fn serving(file: &schema::Tls, secure: Option<bool>, sink: &mut Sink) -> TlsSettings {
     let mode = file.mode.as_ref().map(|at| at.value);
-    if let (Some(At { value: TlsMode::Off | TlsMode::SelfSigned, span }), Some(directory)) =
-        (&file.mode, &file.directory)
+    let flag = file.directory.as_ref().is_some_and(is_of_flag);
+    if let (Some(At { value: TlsMode::Off | TlsMode::SelfSigned, span }), Some(directory), false) =
+        (&file.mode, &file.directory, flag)
     {
         sink.push(
             Diagnostic::new(
@@ -71,7 +66,7 @@ fn serving(file: &mut schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSet
             .help("keep one of the two"),
         );
     }
-    let directory = flags.cert_path.clone().or_else(|| file.directory.as_ref().map(|at| at.value.clone().into()));
+    let directory = file.directory.as_ref().map(|at| at.value.clone().into());
     if mode == Some(TlsMode::Files) && directory.is_none() {
         let span = file.mode.as_ref().map(|at| at.span).unwrap_or_default();
         sink.push(
@@ -80,18 +75,17 @@ fn serving(file: &mut schema::Tls, flags: &Overrides, sink: &mut Sink) -> TlsSet
                 .help("the directory holds `tls.crt` and `tls.key`"),
         );
     }
-    let reload = pick(flags.enable_cert_reload.as_ref(), file.reload.take());
-    let secure = flags.secure_serving.unwrap_or(mode != Some(TlsMode::Off) || flags.cert_path.is_some());
+    let secure = secure.unwrap_or(mode != Some(TlsMode::Off) || flag);
     let chosen = match directory {
         _ if !secure => TlsSettings::Off,
-        Some(directory) => TlsSettings::Files { directory, reload: reload.is_some_and(|at| at.value) },
+        Some(directory) => TlsSettings::Files { directory, reload: file.reload() },
         None => TlsSettings::SelfSigned,
     };
-    if flags.cert_path.is_some() && chosen == TlsSettings::Off {
+    if flag && chosen == TlsSettings::Off {
         let message = "`--cert-path` has no effect: `--secure-serving=false` switches TLS off";
         sink.push(Diagnostic::new(Code::NoEffect, "--cert-path", message));
     }
-    if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (reload, &chosen) {
+    if let (Some(At { value: true, span }), TlsSettings::Off | TlsSettings::SelfSigned) = (file.reload, &chosen) {
         sink.push(
             Diagnostic::new(Code::NoEffect, "server.tls.reload", "reloading has no effect without certificate files")
                 .at(span)

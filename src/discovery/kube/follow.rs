@@ -2,6 +2,10 @@
 //!
 //! A failure is logged once when it begins and once when it ends. It is retried forever, with growing
 //! delays. Known objects stay meanwhile.
+//!
+//! `watcher` of kube-runtime is not used: where `watch` is refused, it asks for it again and never lists, so a service
+//! account that may only `list` would see no change. Objects that are invalid need their last valid version, which its
+//! store does not keep.
 
 use super::objects::{ApiNames, Meta, Object, ObjectKind};
 use super::table::ObjectChange;

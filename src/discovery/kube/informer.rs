@@ -10,11 +10,11 @@
 
 use super::follow::{Follower, MAX_BACKOFF, Setback, Subject, WatchUpdate};
 use super::objects::Object;
-use super::table::ObjectChange;
+use super::table::{ObjectChange, ObjectTable};
 use futures_util::future::select_all;
 use kube::Client;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -80,9 +80,7 @@ impl Informers {
 /// The known objects of a subject.
 #[derive(Default)]
 struct SubjectState {
-    objects: BTreeMap<String, Object>,
-    listing: Option<BTreeMap<String, Object>>,
-    listed: bool,
+    objects: ObjectTable<Object>,
     trouble: Option<Setback>,
 }
 
@@ -96,40 +94,19 @@ impl SubjectState {
                 self.trouble = Some(*setback);
             }
             WatchUpdate::Recovered => self.trouble = None,
-            WatchUpdate::Change(ObjectChange::ListBegun) => self.listing = Some(BTreeMap::new()),
-            WatchUpdate::Change(ObjectChange::Listed(object)) => {
-                if let Some(listing) = &mut self.listing {
-                    listing.insert(object.meta.name.clone(), object.clone());
+            WatchUpdate::Change(change) => {
+                if let ObjectChange::ListDone = change {
+                    self.trouble = self.trouble.filter(|trouble| trouble.unwatched);
                 }
-            }
-            WatchUpdate::Change(ObjectChange::ListDone) => {
-                if let Some(listing) = self.listing.take() {
-                    self.objects = listing;
-                    self.listed = true;
-                }
-                self.trouble = self.trouble.filter(|trouble| trouble.unwatched);
-            }
-            WatchUpdate::Change(ObjectChange::Applied(object)) => {
-                self.objects.insert(object.meta.name.clone(), object.clone());
-            }
-            WatchUpdate::Change(ObjectChange::Deleted { name, uid }) => {
-                if self.objects.get(name).is_some_and(|known| known.meta.uid == *uid) {
-                    self.objects.remove(name);
-                }
+                // An object that is not parsed yet is never invalid.
+                let _ = self.objects.apply(change.clone());
             }
         }
     }
 
     /// The updates that a new listener needs to know everything.
     fn updates(&self) -> impl Iterator<Item = WatchUpdate> {
-        let listed = |objects: &BTreeMap<String, Object>| {
-            let objects: Vec<WatchUpdate> =
-                objects.values().map(|o| WatchUpdate::Change(ObjectChange::Listed(o.clone()))).collect();
-            std::iter::once(WatchUpdate::Change(ObjectChange::ListBegun)).chain(objects)
-        };
-        let whole = self.listed.then(|| listed(&self.objects).chain([WatchUpdate::Change(ObjectChange::ListDone)]));
-        let begun = self.listing.as_ref().map(listed);
-        whole.into_iter().flatten().chain(begun.into_iter().flatten()).chain(self.trouble.map(WatchUpdate::Failed))
+        self.objects.changes().map(WatchUpdate::Change).chain(self.trouble.map(WatchUpdate::Failed))
     }
 }
 

@@ -166,6 +166,12 @@ pub trait FromObject: Sized {
     fn from_object(object: Object) -> Result<Self, String>;
 }
 
+impl FromObject for Object {
+    fn from_object(object: Object) -> Result<Self, String> {
+        Ok(object)
+    }
+}
+
 fn fields<T: DeserializeOwned>(value: Value, part: &str) -> Result<T, String> {
     let value = if value.is_null() { Value::Object(serde_json::Map::new()) } else { value };
     T::deserialize(value).map_err(|error| format!("`{part}`: {error}"))

@@ -177,6 +177,19 @@ impl<T> ObjectTable<T> {
     }
 }
 
+impl ObjectTable<Object> {
+    /// The changes that make an empty table equal to this one.
+    pub fn changes(&self) -> impl Iterator<Item = ObjectChange> {
+        let objects = |known: &KnownObjects<Object>| -> Vec<ObjectChange> {
+            let listed = known.entries.values().map(|entry| ObjectChange::Listed(entry.value.clone()));
+            std::iter::once(ObjectChange::ListBegun).chain(listed).collect()
+        };
+        let whole = self.listed.then(|| objects(&self.known).into_iter().chain([ObjectChange::ListDone]));
+        let begun = self.listing.as_ref().map(objects);
+        whole.into_iter().flatten().chain(begun.into_iter().flatten())
+    }
+}
+
 /// The name and the object; or the name, UID and error of an invalid one.
 fn read<T: FromObject>(object: Object) -> Result<(String, TableEntry<T>), (String, String, String)> {
     let (name, uid) = (object.meta.name.clone(), object.meta.uid.clone());

@@ -113,7 +113,7 @@ impl Exchange {
 
     pub(super) fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         let mode = self.modes().response;
-        if mode == BodyMode::FullDuplex
+        if matches!(mode, BodyMode::FullDuplex | BodyMode::Inside)
             && let Some(bytes) = self.in_flight.as_mut().and_then(|in_flight| in_flight.leftover())
         {
             out.push_back(reply::replace(Direction::Response, mode, bytes, false));

@@ -22,7 +22,7 @@ impl Exchange {
     /// The form that the request's headers announce. `None` if the body is no form, or if Envoy holds it itself.
     pub(super) fn form_upload(&self) -> Option<Box<FormUpload>> {
         let has_form = matches!(self.api.body_format(), BodyFormat::Multipart | BodyFormat::Unknown)
-            && matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed)
+            && matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed | BodyMode::Inside)
             && protocol::is_form(self.head.content_type());
         has_form.then(|| {
             let called = self.call.authority();

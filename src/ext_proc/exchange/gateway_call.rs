@@ -20,6 +20,12 @@ impl GatewayCall {
         Self { authority: uri.authority().cloned(), traceparent: headers.get("traceparent").cloned() }
     }
 
+    /// A call with this `:authority`, by a gateway that makes no call.
+    #[must_use]
+    pub fn to(authority: &str) -> Self {
+        Self { authority: authority.parse().ok(), traceparent: None }
+    }
+
     /// The `:authority`; empty if the call has none.
     pub(super) fn authority(&self) -> &str {
         self.authority.as_ref().map_or("", Authority::as_str)

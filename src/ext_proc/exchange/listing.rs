@@ -1,8 +1,6 @@
 //! `GET /v1/models` for the whole pool: Attaché responds itself, instead of one of the model servers.
 
-use super::{Actions, Exchange, RequestSide};
-use crate::reply;
-use attache_picker::event::{DecisionRecord, End, StreamOutcome};
+use super::{Actions, Exchange};
 use attache_picker::settings::ModelsAnswer;
 use attache_protocol::Api;
 use attache_protocol::api::decoded_path;
@@ -41,12 +39,7 @@ impl Exchange {
                 }
             },
         };
-        // As after a rejection, Attaché ignores all later messages of this stream.
-        self.request = RequestSide::Refused;
-        self.settle(StreamOutcome::Answered);
-        let end = End::Complete.label();
-        self.end_trace(now, |exchange| DecisionRecord { status: 200, end, ..exchange.unrouted(now) });
-        out.push_back(reply::answer(body.to_string().into_bytes()));
+        self.answer_itself(body.to_string().into_bytes(), now, out);
         true
     }
 }

@@ -32,6 +32,11 @@ impl QueueState {
         self.queued.as_ref().and_then(|(queued, ..)| queued.until())
     }
 
+    /// Whether the queue will say something about the request.
+    pub(super) fn expects_results(&self) -> bool {
+        self.queued.is_some() || self.eviction.is_some()
+    }
+
     /// Whether it is queued and more of its body has arrived since.
     pub(super) fn is_late(&self) -> bool {
         self.queued.is_some() && self.late

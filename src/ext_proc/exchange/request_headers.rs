@@ -45,7 +45,7 @@ impl Exchange {
             self.refuse(&error, now, out);
             return Ok(());
         }
-        if self.lists_models(now, out) {
+        if self.lists_models(now, out) || self.finishes_session(now, out) {
             return Ok(());
         }
         let modes = self.modes();
@@ -54,9 +54,9 @@ impl Exchange {
             return Ok(());
         }
         self.enter_step(TraceStep::Body, now);
-        if modes.request == BodyMode::Buffered {
-            // Envoy sends the body only after this reply. The destination is in the reply to the body. If that reply
-            // never comes and Envoy fails open, the client's own headers must not name a server.
+        if matches!(modes.request, BodyMode::Buffered | BodyMode::Inside) {
+            // In BUFFERED mode, Envoy sends the body only after this reply. The destination is in the reply to the
+            // body. If that reply never comes and Envoy fails open, the client's own headers must not name a server.
             let mutation = HeaderMutation { remove_headers: self.untrusted_headers(|_| false), ..Default::default() };
             out.push_back(reply::request_headers(reply::common(mutation)));
         }

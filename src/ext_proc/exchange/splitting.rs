@@ -61,6 +61,11 @@ pub(super) struct Splitting {
 }
 
 impl Splitting {
+    /// Whether calls are to be made.
+    pub(super) fn has_calls(&self) -> bool {
+        !self.detached.is_empty() || self.leg.is_some()
+    }
+
     pub(super) fn deadline(&self) -> Option<Timestamp> {
         self.leg.as_ref().map(|leg| leg.deadline()).or(self.cut.map(|(at, _)| at))
     }
@@ -98,7 +103,8 @@ impl Splitting {
 }
 
 impl Exchange {
-    /// The calls to make to workers now. The caller sends [`Event::LegResult`](super::Event::LegResult) for each call that has an attempt.
+    /// The calls to make to workers now. The caller sends [`Event::LegResult`](super::Event::LegResult) for each call
+    /// that has an attempt.
     pub fn leg_calls(&mut self) -> Vec<LegCall> {
         let mut calls = self.split.leg.as_mut().map(|leg| leg.take_calls()).unwrap_or_default();
         calls.append(&mut self.split.detached);
@@ -194,7 +200,7 @@ impl Exchange {
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let whole = || self.span.as_ref().and_then(RequestSpan::header);
         let trace = span.map(PrefillSpan::traceparent).or_else(whole);
-        let within = (self.modes().request != BodyMode::FullDuplex).then(|| direct.within_message_timeout());
+        let within = (!self.modes().request.may_wait()).then(|| direct.within_message_timeout());
         let direct = within.as_ref().filter(|direct| !direct.is_together()).unwrap_or(direct);
         let request = SplitRequest { head: &self.head, body: bytes, trace };
         let leg = PrefillLeg::begin(plan, direct, request, room, &self.processor.picker.buffered, now);

@@ -25,6 +25,7 @@ mod queueing;
 mod recording;
 mod rest;
 mod room;
+mod sessions;
 mod sglang;
 mod shedding;
 mod sidecar;

@@ -7,7 +7,7 @@
 use super::Admitter;
 use crate::registry::PolicyDescriptor;
 use attache_scheduling::facts::prediction::{Targets, predict};
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
 use serde_json::Value;
@@ -18,6 +18,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
     aliases: &[],
     summary: "Rejects sheddable requests that no endpoint can serve in the time they ask for.",
     source: "GIE and llm-d `latency-slo-admitter`",
+    parameters: section::<NoParams>,
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(LatencySlo) as Box<dyn Admitter>),
 };
 

@@ -4,7 +4,7 @@
 //! p = min(saturation^power · k, 1); saturation and `compat` as of `utilization-detector`
 //! ```
 //!
-//! With the defaults it rejects 2 % at a saturation of 0.15, 73 % at 0.3, and all from 0.34 on. It admits requests with
+//! With the defaults it rejects 2 % at a saturation of 0.15, 73 % at 0.3, and all from 0.32 on. It admits requests with
 //! a priority of 0 or more, and all requests to a pool without endpoints. When not: sheddable requests should wait
 //! instead; queues do that. Source: llm-d.
 
@@ -17,12 +17,14 @@ use attache_pool::health::HealthPolicy;
 use attache_scheduling::facts::utilization::{
     DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationLimits,
 };
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{ParamError, params, section};
 use attache_scheduling::{Candidate, PickContext};
+use attache_types::declare::above;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use serde_json::Value;
+use std::ops::Bound::{Excluded, Included};
 
 /// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
@@ -30,33 +32,26 @@ pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
     aliases: &[],
     summary: "Rejects sheddable requests at random, the more the higher the saturation.",
     source: "llm-d `probabilistic-admitter`",
+    parameters: section::<Params>,
     build: |value: &Value| Probabilistic::new(value).map(|p| Box::new(p) as Box<dyn Admitter>),
 };
 
-/// 5, as in llm-d: little is shed at low load, and much above it.
-pub(crate) const DEFAULT_POWER: f64 = 5.0;
-/// 300, as in llm-d: everything sheddable is shed from a saturation of 0.34 on.
-pub(crate) const DEFAULT_K: f64 = 300.0;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    queue_depth_threshold: u32,
-    kv_cache_util_threshold: f64,
-    power: f64,
-    k: f64,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            queue_depth_threshold: DEFAULT_QUEUE_DEPTH_THRESHOLD,
-            kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
-            power: DEFAULT_POWER,
-            k: DEFAULT_K,
-            compat: false,
-        }
+parameters! {
+    struct Params {
+        /// Waiting requests at which an endpoint is full.
+        "queueDepthThreshold" => queue: u32 { default: DEFAULT_QUEUE_DEPTH_THRESHOLD; range: 1..; unit: "requests"; },
+        /// KV cache usage at which an endpoint is full.
+        "kvCacheUtilThreshold" => kv: f64 {
+            default: DEFAULT_KV_CACHE_UTIL_THRESHOLD; range: (Excluded(0.0), Included(1.0)); unit: "share";
+        },
+        /// Exponent of the saturation. 5 is llm-d's default: few requests are rejected at low saturation, and many
+        /// above it.
+        "power" => power: f64 { default: 5.0; range: above(0.0); unit: "exponent"; },
+        /// Factor of the power. With llm-d's default of 300, all sheddable requests are rejected from a saturation of
+        /// 0.32 on.
+        "k" => k: f64 { default: 300.0; range: above(0.0); unit: "factor"; },
+        /// Whether load beyond the limits of an endpoint counts too, as in llm-d.
+        "compat" => compat: bool { default: false; },
     }
 }
 
@@ -69,13 +64,8 @@ struct Probabilistic {
 
 impl Probabilistic {
     fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { queue_depth_threshold, kv_cache_util_threshold, power, k, compat } = params(parameters)?;
-        for (name, value) in [("power", power), ("k", k)] {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(ParamError::value(name, value, "more than 0 is allowed"));
-            }
-        }
-        let thresholds = UtilizationLimits::at(queue_depth_threshold, kv_cache_util_threshold, compat)?;
+        let Params { queue, kv, power, k, compat } = params(parameters)?;
+        let thresholds = UtilizationLimits::at(queue, kv, compat);
         Ok(Self { utilization: Utilization(thresholds), power, k })
     }
 

@@ -127,7 +127,7 @@ fn latency_slo_sheds_requests_no_endpoint_serves_in_time() {
 fn latency_slo_ignores_ejected_endpoint() {
     use crate::registry::{CEILINGS, DETECTORS};
     use crate::saturation::View;
-    use crate::settings::{PoolFlow, Settings};
+    use crate::settings::{PoolFlow, Queueing, Settings};
     use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthOutcome, HealthPolicy};
     let health = HealthPolicy::default();
     // The first is idle, the second is busy and slow.
@@ -135,7 +135,8 @@ fn latency_slo_ignores_ejected_endpoint() {
     record_slow_prefill(&snapshot.endpoints[1].endpoint);
     let flow = PoolFlow {
         settings: Settings::default(),
-        detector: (DETECTORS[0].build)(&Value::Null).unwrap().into(),
+        queueing: Some(Queueing::Saturated((DETECTORS[0].build)(&Value::Null).unwrap().into())),
+        shedding: None,
         ceiling: (CEILINGS[0], Value::Null),
         admitters: vec![build("latency-slo-admitter", &Value::Null).into()],
         said: Value::Null,

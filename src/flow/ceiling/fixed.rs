@@ -4,8 +4,8 @@
 
 use super::{Ceiling, Ceilings};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{ParamError, params};
-use serde::Deserialize;
+use attache_scheduling::plugin::{params, section};
+use attache_types::parameters;
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -14,27 +14,17 @@ pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     aliases: &["static"],
     summary: "One ceiling for all bands.",
     source: "GIE and llm-d `static-usage-limit-policy`",
-    build: |value: &Value| {
-        let Params { threshold } = params(value)?;
-        if !(0.0..f64::INFINITY).contains(&threshold) {
-            return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
-        }
-        Ok(Box::new(Fixed(threshold)) as Box<dyn Ceiling>)
-    },
+    parameters: section::<Params>,
+    build: |value: &Value| params(value).map(|Params { threshold }| Box::new(Fixed(threshold)) as Box<dyn Ceiling>),
 };
 
 /// 1, as in GIE and llm-d: the pool is full at the limits of its detector.
 pub const DEFAULT_THRESHOLD: f64 = 1.0;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    threshold: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { threshold: DEFAULT_THRESHOLD }
+parameters! {
+    struct Params {
+        /// Saturation below which requests are dequeued. At 1 the pool is full by the limits of its detector. 0: never.
+        "threshold" => threshold: f64 { default: DEFAULT_THRESHOLD; range: 0.0..; unit: "share"; },
     }
 }
 

@@ -11,10 +11,11 @@
 
 use super::{Ceiling, Ceilings};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{ParamError, params};
-use serde::Deserialize;
+use attache_scheduling::plugin::{ParamError, params, section};
+use attache_types::{keywords, parameters};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
 
 /// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
@@ -22,35 +23,48 @@ pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     aliases: &["holdback"],
     summary: "Lower bands have lower ceilings, so that capacity is left for higher ones.",
     source: "llm-d `priority-holdback-policy`",
+    parameters: section::<Params>,
     build: |value: &Value| Holdback::new(value).map(|p| Box::new(p) as Box<dyn Ceiling>),
 };
 
 /// 1, as llm-d has it: the highest band may use all of the pool.
 pub(crate) const DEFAULT_MAX_CEILING: f64 = 1.0;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Domain {
-    #[default]
     Rank,
     Value,
     Explicit,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug)]
 enum HoldbackShape {
     Linear,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    shape: Option<HoldbackShape>,
-    domain: Domain,
-    min_ceiling: Option<f64>,
-    max_ceiling: Option<f64>,
-    ceilings: Option<BTreeMap<String, f64>>,
+keywords! {
+    Domain: "rank" => Rank, "value" => Value, "explicit" => Explicit;
+    HoldbackShape: "linear" => Linear;
+}
+
+parameters! {
+    struct Params {
+        /// Shape of the ceilings between the highest and the lowest band. There is only one.
+        "shape" => shape: Option<HoldbackShape> { absent: "`linear`"; },
+        /// What determines a ceiling: the rank of its band, the value of its priority, or `ceilings`.
+        "domain" => domain: Domain { default: Domain::Rank; },
+        /// Ceiling of the lowest band, at most `maxCeiling`.
+        "minCeiling" => min_ceiling: Option<f64> {
+            absent: "required, unless `domain` is `explicit`"; range: 0.0..1.0; unit: "share";
+        },
+        /// Ceiling of the highest band. At 1 it may use all of the pool.
+        "maxCeiling" => max_ceiling: Option<f64> {
+            absent: "`1`"; range: (Excluded(0.0), Included(1.0)); unit: "share";
+        },
+        /// With `domain: explicit`: a ceiling of 0 to 1 for each priority; lower priorities get no more. Other
+        /// priorities are closed.
+        "ceilings" => ceilings: Option<BTreeMap<String, f64>> { absent: "none"; unit: "share"; },
+    }
 }
 
 #[derive(Debug)]
@@ -76,12 +90,9 @@ impl Holdback {
         let Some(least) = min_ceiling else {
             return Err(ParamError::new("`minCeiling` is missing; the ceiling of the lowest band is needed"));
         };
-        if !(0.0..1.0).contains(&least) {
-            return Err(ParamError::value("minCeiling", least, "0 to below 1 is allowed"));
-        }
         let greatest = max_ceiling.unwrap_or(DEFAULT_MAX_CEILING);
-        if !(greatest > 0.0 && greatest <= 1.0 && greatest >= least) {
-            return Err(ParamError::value("maxCeiling", greatest, "above 0 and `minCeiling` to 1 is allowed"));
+        if greatest < least {
+            return Err(ParamError::value("maxCeiling", greatest, "`minCeiling` to 1 is allowed"));
         }
         Ok(Self::Between { by_value: domain == Domain::Value, least, greatest })
     }

@@ -12,7 +12,7 @@
 
 use super::{Ceiling, Ceilings};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -21,6 +21,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     aliases: &["soft-reflective"],
     summary: "The higher the saturation, the fewer turns lower bands get; the highest is always open.",
     source: "llm-d `soft-reflective-ceiling-policy`",
+    parameters: section::<NoParams>,
     build: |value: &Value| {
         params::<NoParams>(value).map(|NoParams {}| Box::new(SoftReflective::default()) as Box<dyn Ceiling>)
     },

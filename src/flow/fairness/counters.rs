@@ -9,9 +9,7 @@
 
 use super::Meter;
 use ahash::AHashMap;
-use attache_scheduling::plugin::{ParamError, params};
-use serde::Deserialize;
-use serde_json::Value;
+use attache_types::parameters;
 use std::collections::BTreeSet;
 
 /// 1, as in the paper.
@@ -21,35 +19,24 @@ pub(crate) const DEFAULT_OUTPUT_WEIGHT: f64 = 2.0;
 /// Counter units in a token.
 const UNITS: f64 = 1_000.0;
 
-/// What a prompt token and a response token cost.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct TokenWeights {
-    pub(super) input_token_weight: f64,
-    pub(super) output_token_weight: f64,
+parameters! {
+    /// What a prompt token and a response token cost. Higher weights would overflow in a day of traffic.
+    #[derive(Clone, Copy)]
+    pub(super) struct TokenWeights {
+        /// Cost of a prompt token.
+        "inputTokenWeight" => pub(super) input_token_weight: f64 {
+            default: DEFAULT_INPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+        /// Cost of a response token.
+        "outputTokenWeight" => pub(super) output_token_weight: f64 {
+            default: DEFAULT_OUTPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+    }
 }
 
 impl Default for TokenWeights {
     fn default() -> Self {
         Self { input_token_weight: DEFAULT_INPUT_WEIGHT, output_token_weight: DEFAULT_OUTPUT_WEIGHT }
-    }
-}
-
-impl TokenWeights {
-    pub(super) fn new(parameters: &Value) -> Result<Self, ParamError> {
-        params::<Self>(parameters)?.checked()
-    }
-
-    pub(super) fn checked(self) -> Result<Self, ParamError> {
-        for (name, value) in
-            [("inputTokenWeight", self.input_token_weight), ("outputTokenWeight", self.output_token_weight)]
-        {
-            // Higher weights would overflow in a day of traffic.
-            if !(0.0..=1e6).contains(&value) {
-                return Err(ParamError::value(name, value, "0 to 1,000,000 is allowed"));
-            }
-        }
-        Ok(self)
     }
 }
 

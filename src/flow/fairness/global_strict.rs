@@ -5,7 +5,7 @@
 use super::{Fairness, QueueHead};
 use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_types::clock::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -16,6 +16,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &["global-strict"],
     summary: "The first request of all flows by the band's ordering.",
     source: "GIE and llm-d `global-strict-fairness-policy`",
+    parameters: section::<NoParams>,
     build: |value: &Value| {
         params::<NoParams>(value).map(|NoParams {}| Box::new(GlobalStrict::default()) as Box<dyn Fairness>)
     },

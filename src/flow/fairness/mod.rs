@@ -48,6 +48,11 @@ pub trait Fairness: Send + Sync + Debug {
     /// The same policy without state.
     fn fresh(&self) -> Box<dyn Fairness>;
 
+    /// Whether this order is made for programs of agents. A request that names no flow then belongs to that of its program.
+    fn orders_programs(&self) -> bool {
+        false
+    }
+
     /// `flow`, whose share is `weight`, gets its first queued request.
     fn wakes(&mut self, flow: u32, weight: f64, head: QueueHead, now: Timestamp);
 
@@ -92,6 +97,9 @@ pub trait Fairness: Send + Sync + Debug {
 
     /// Another picker has served a request of `flow`, with these tokens of prompt and response.
     fn served(&mut self, _flow: u32, _input: u32, _output: u32) {}
+
+    /// The program of `flow` has ended: what follows is a new one. Called where [`Fairness::orders_programs`].
+    fn restart(&mut self, _flow: u32) {}
 
     /// Removes the state of `flow`, which has nothing queued.
     fn forget(&mut self, flow: u32);

@@ -18,18 +18,18 @@
 //! When not: requests last long against the half-life. Requests in flight do not count yet; `vtc-fair` charges them
 //! as tokens arrive. Source: llm-d.
 
-use super::turn_priority::{self, TurnPriority};
+use super::turn_priority::TurnPriority;
 use super::{Fairness, Meter, QueueHead};
 use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
-use attache_scheduling::plugin::{Inert, ParamError, params};
+use attache_scheduling::plugin::{Inert, params, section};
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
 use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
 use std::time::Duration;
 
 /// Entry of this policy in the registry.
@@ -38,43 +38,50 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &["program-aware-fairness-policy", "program-aware"],
     summary: "The flow with the least recent service and the longest wait.",
     source: "llm-d `program-aware-fairness` (`las`, `turn-priority`)",
-    build: |value: &Value| params::<Params>(value)?.build(),
+    parameters: section::<Params>,
+    build: |value: &Value| params(value).map(Params::build),
 };
 
-/// 0.8, as llm-d has it.
-pub(crate) const DEFAULT_WEIGHT_SERVICE: f64 = 0.8;
-/// 0.2, as llm-d has it: it decides between flows without service.
-pub(crate) const DEFAULT_WEIGHT_HEAD_WAIT: f64 = 0.2;
-/// 60 s, as llm-d has it: an agent's step of a minute ago counts half.
-pub const DEFAULT_HALF_LIFE_SECONDS: f64 = 60.0;
-/// 0.99997 a second, as llm-d has it, where there is no half-life.
-pub(crate) const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
 /// A response token counts twice, as in llm-d.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProgramStrategy {
-    #[default]
     Las,
     TurnPriority,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    strategy: ProgramStrategy,
-    las_weight_service: f64,
-    las_weight_head_wait: f64,
-    las_half_life_seconds: f64,
-    las_decay_factor: f64,
-    turn_priority_time_weight: f64,
-    turn_priority_inactivity_seconds: f64,
-    // Accepted without effect, see `INERT`.
-    #[serde(rename = "evictionTtlSeconds")]
-    _ttl: Option<IgnoredAny>,
-    #[serde(rename = "evictionSweepSeconds")]
-    _sweep: Option<IgnoredAny>,
+keywords! {
+    ProgramStrategy: "las" => Las, "turn-priority" => TurnPriority;
+}
+
+parameters! {
+    // The defaults are llm-d's.
+    struct Params {
+        /// `las`: the flow with little recent service and a long wait goes first. `turn-priority`: the flow with the
+        /// most turns.
+        "strategy" => strategy: ProgramStrategy { default: ProgramStrategy::Las; },
+        /// With `las`: weight of a flow's recent service; less service scores higher.
+        "lasWeightService" => las_weight_service: f64 { default: 0.8; range: 0.0..; unit: "weight"; },
+        /// With `las`: weight of the wait of a flow's first request; a longer wait scores higher.
+        "lasWeightHeadWait" => las_weight_head_wait: f64 { default: 0.2; range: 0.0..; unit: "weight"; },
+        /// With `las`: time in which the service of an idle flow halves. 0: `lasDecayFactor` applies.
+        "lasHalfLifeSeconds" => las_half_life_seconds: f64 { default: 60.0; range: 0.0..; unit: "seconds"; },
+        /// With `las` and `lasHalfLifeSeconds: 0`: share of an idle flow's service that remains after a second.
+        "lasDecayFactor" => las_decay_factor: f64 {
+            default: 0.999_97; range: (Excluded(0.0), Included(1.0)); unit: "share";
+        },
+        /// With `turn-priority`: turns that a second of waiting is worth.
+        "turnPriorityTimeWeight" => turn_priority_time_weight: f64 { default: 0.05; range: 0.0..; unit: "turns"; },
+        /// With `turn-priority`: time without requests in flight after which a flow starts again at its first turn.
+        "turnPriorityInactivitySeconds" => turn_priority_inactivity_seconds: f64 {
+            default: 120.0; range: 0.0..; unit: "seconds";
+        },
+        ignored {
+            /// Without effect: idle flows are forgotten after a fixed time.
+            "evictionTtlSeconds": Value, "evictionSweepSeconds": Value,
+        }
+    }
 }
 
 fn is_turn_priority(parameters: &Value) -> bool {
@@ -108,22 +115,6 @@ pub(crate) const INERT: &[Inert] = &[
         why: "idle flows are forgotten after a fixed time",
     },
 ];
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            strategy: ProgramStrategy::Las,
-            las_weight_service: DEFAULT_WEIGHT_SERVICE,
-            las_weight_head_wait: DEFAULT_WEIGHT_HEAD_WAIT,
-            las_half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
-            las_decay_factor: DEFAULT_DECAY_FACTOR,
-            turn_priority_time_weight: turn_priority::DEFAULT_TIME_WEIGHT,
-            turn_priority_inactivity_seconds: turn_priority::DEFAULT_INACTIVITY_SECONDS,
-            _ttl: None,
-            _sweep: None,
-        }
-    }
-}
 
 /// An amount of service, totally ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -166,31 +157,16 @@ struct ProgramAware {
 }
 
 impl Params {
-    fn build(self) -> Result<Box<dyn Fairness>, ParamError> {
+    fn build(self) -> Box<dyn Fairness> {
         let p = self;
-        let finite = 0.0..f64::INFINITY;
-        for (name, value) in [
-            ("lasWeightService", p.las_weight_service),
-            ("lasWeightHeadWait", p.las_weight_head_wait),
-            ("lasHalfLifeSeconds", p.las_half_life_seconds),
-            ("turnPriorityTimeWeight", p.turn_priority_time_weight),
-            ("turnPriorityInactivitySeconds", p.turn_priority_inactivity_seconds),
-        ] {
-            if !finite.contains(&value) {
-                return Err(ParamError::value(name, value, "0 or more is allowed"));
-            }
-        }
-        if !(p.las_decay_factor > 0.0 && p.las_decay_factor <= 1.0) {
-            return Err(ParamError::value("lasDecayFactor", p.las_decay_factor, "above 0 to 1 is allowed"));
-        }
         if p.strategy == ProgramStrategy::TurnPriority {
             let inactivity = Duration::try_from_secs_f64(p.turn_priority_inactivity_seconds).unwrap_or(Duration::MAX);
-            return Ok(Box::new(TurnPriority::new(p.turn_priority_time_weight, inactivity)));
+            return Box::new(TurnPriority::new(p.turn_priority_time_weight, inactivity));
         }
         // A factor of 1 never decays: the half-life is infinite.
         let by_factor = -1.0 / p.las_decay_factor.log2();
         let half_life = if p.las_half_life_seconds > 0.0 { p.las_half_life_seconds } else { by_factor };
-        Ok(Box::new(ProgramAware::with(p.las_weight_service, p.las_weight_head_wait, half_life)))
+        Box::new(ProgramAware::with(p.las_weight_service, p.las_weight_head_wait, half_life))
     }
 }
 
@@ -221,12 +197,11 @@ impl ProgramAware {
         }
     }
 
-    fn serve(&mut self, flow: u32, tokens: f64) {
+    /// Sets the service of a flow, also where it is sorted.
+    fn set_service(&mut self, flow: u32, service: Service) {
         let entry = self.flows.entry(flow).or_default();
-        let before = entry.service;
-        entry.service.0 += tokens;
-        let (service, since) = (entry.service, entry.queued_since);
-        if let Some(since) = since {
+        let before = std::mem::replace(&mut entry.service, service);
+        if let Some(since) = entry.queued_since {
             self.by_service.remove(&(before, flow));
             self.by_service.insert((service, flow), since);
             self.by_wait.insert((since, flow), service);
@@ -290,6 +265,10 @@ fn normalise(value: f64, (least, greatest): (f64, f64)) -> f64 {
 }
 
 impl Fairness for ProgramAware {
+    fn orders_programs(&self) -> bool {
+        true
+    }
+
     fn fresh(&self) -> Box<dyn Fairness> {
         Box::new(Self::with(self.weight_service, self.weight_wait, self.half_life))
     }
@@ -328,11 +307,16 @@ impl Fairness for ProgramAware {
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
         self.now = now;
         let tokens = f64::from(input.unwrap_or(meter.input)) + OUTPUT_WEIGHT * f64::from(meter.output);
-        self.serve(flow, tokens);
+        let served = self.flows.get(&flow).map_or(0.0, |entry| entry.service.0);
+        self.set_service(flow, Service(served + tokens));
         if let Some(entry) = self.flows.get_mut(&flow) {
             entry.in_flight = entry.in_flight.saturating_sub(1);
         }
         self.rests(flow);
+    }
+
+    fn restart(&mut self, flow: u32) {
+        self.set_service(flow, Service::default());
     }
 
     fn forget(&mut self, flow: u32) {

@@ -6,7 +6,7 @@
 use super::{Fairness, Meter, QueueHead};
 use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use serde_json::Value;
@@ -18,6 +18,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &["round-robin"],
     summary: "One request of each flow in turn.",
     source: "GIE and llm-d `round-robin-fairness-policy`",
+    parameters: section::<NoParams>,
     build: |value: &Value| {
         params::<NoParams>(value).map(|NoParams {}| Box::new(RoundRobin::default()) as Box<dyn Fairness>)
     },

@@ -121,6 +121,32 @@ fn program_aware_weighs_service_and_wait() {
 }
 
 #[test]
+fn ended_program_begins_anew_in_both_orders() {
+    let mut policy = policy("program-aware-fairness", &Value::Null);
+    wake(&mut *policy, &[(0, 0.0), (1, 1.0)]);
+    serves(&mut *policy, 0, 100, 50, 2.0);
+    assert_eq!((policy.next(), policy.last()), (Some(1), Some(0)));
+    policy.restart(0);
+    assert_eq!((policy.next(), policy.last()), (Some(0), Some(1)), "no service is left, and it has waited longer");
+    policy.restart(7);
+    policy.sleeps(1);
+    policy.sleeps(0);
+    assert_eq!(policy.next(), None, "a flow that ends without a request is not queued");
+    let mut turns = self::policy("program-aware-fairness", &json!({"strategy": "turn-priority"}));
+    wake(&mut *turns, &[(0, 0.0), (1, 1.0)]);
+    serves(&mut *turns, 1, 1, 1, 2.0);
+    turns.head(1, head(2.0, 5));
+    assert_eq!(turns.next(), Some(1), "it has had a turn");
+    turns.restart(1);
+    assert_eq!(turns.next(), Some(0));
+    turns.restart(7);
+    turns.sleeps(1);
+    assert_eq!(turns.next(), Some(0));
+    turns.sleeps(0);
+    assert_eq!(turns.next(), None);
+}
+
+#[test]
 fn turn_priority_takes_the_deepest_session_until_others_have_waited() {
     let parameters = json!({"strategy": "turn-priority", "turnPriorityInactivitySeconds": 100});
     let fresh = || policy("program-aware-fairness", &parameters);

@@ -19,11 +19,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// 0.05 turns for each second, as llm-d has it.
-pub(crate) const DEFAULT_TIME_WEIGHT: f64 = 0.05;
-/// 120 s, as llm-d has it.
-pub(crate) const DEFAULT_INACTIVITY_SECONDS: f64 = 120.0;
-
 /// A score without the part that grows with time, totally ordered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Score(f64);
@@ -81,6 +76,10 @@ impl TurnPriority {
 }
 
 impl Fairness for TurnPriority {
+    fn orders_programs(&self) -> bool {
+        true
+    }
+
     fn fresh(&self) -> Box<dyn Fairness> {
         Box::new(Self::new(self.time_weight, self.inactivity))
     }
@@ -121,6 +120,17 @@ impl Fairness for TurnPriority {
         if let Some(entry) = self.flows.get_mut(&flow) {
             entry.in_flight = entry.in_flight.saturating_sub(1);
             entry.ended = Some(now);
+        }
+    }
+
+    fn restart(&mut self, flow: u32) {
+        let Some(entry) = self.flows.get_mut(&flow) else { return };
+        let turns = std::mem::take(&mut entry.turns);
+        if let Some(before) = entry.place {
+            let place = Score(before.0 - turns as f64);
+            entry.place = Some(place);
+            self.order.remove(&(before, Reverse(flow)));
+            self.order.insert((place, Reverse(flow)));
         }
     }
 

@@ -19,13 +19,13 @@
 //! only the ordering matters. Source: Sheng et al., "Fairness in serving large language models" (OSDI 2024), with
 //! real token counts and shares.
 
-use super::counters::{Counters, TokenWeights};
+use super::counters::{Counters, DEFAULT_INPUT_WEIGHT, DEFAULT_OUTPUT_WEIGHT, TokenWeights};
 use super::{Fairness, Meter, QueueHead};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{params, section};
 use attache_types::clock::Timestamp;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
 use serde_json::Value;
 use std::fmt::Debug;
 
@@ -35,27 +35,31 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &[],
     summary: "The flow that has received the fewest tokens.",
     source: "Sheng et al. 2024, VTC",
-    build: |value: &Value| Ok(Vtc::boxed(params::<Params>(value)?.account()?, Unknown)),
+    parameters: section::<Params>,
+    build: |value: &Value| params::<Params>(value).map(|params| Vtc::boxed(params.account(), Unknown)),
 };
 
-/// Parameters of `vtc-fair` and `vtc-pred`.
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Params {
-    input_token_weight: f64,
-    output_token_weight: f64,
-    burst_tokens: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        let TokenWeights { input_token_weight, output_token_weight } = TokenWeights::default();
-        Self { input_token_weight, output_token_weight, burst_tokens: 0.0 }
+parameters! {
+    /// Parameters of `vtc-fair` and `vtc-pred`.
+    pub(super) struct Params {
+        /// Cost of a prompt token.
+        "inputTokenWeight" => input_token_weight: f64 {
+            default: DEFAULT_INPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+        /// Cost of a response token.
+        "outputTokenWeight" => output_token_weight: f64 {
+            default: DEFAULT_OUTPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+        /// Unused service, in weighted tokens, that a returning flow may receive before others. 0: none.
+        "burstTokens" => burst_tokens: f64 { default: 0.0; range: 0.0..=MAX_BURST; unit: "tokens"; },
     }
 }
 
+/// A billion tokens, which no flow uses in a day.
+pub(super) const MAX_BURST: f64 = 1e9;
+
 impl Params {
-    pub(super) fn account(self) -> Result<Account, ParamError> {
+    pub(super) fn account(self) -> Account {
         let Self { input_token_weight, output_token_weight, burst_tokens } = self;
         Account::new(TokenWeights { input_token_weight, output_token_weight }, burst_tokens)
     }
@@ -70,11 +74,8 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(weights: TokenWeights, burst: f64) -> Result<Self, ParamError> {
-        if !(0.0..=1e9).contains(&burst) {
-            return Err(ParamError::value("burstTokens", burst, "0 to 1,000,000,000 is allowed"));
-        }
-        Ok(Self { counters: Counters::of(weights.checked()?), burst })
+    pub(super) fn new(weights: TokenWeights, burst: f64) -> Self {
+        Self { counters: Counters::of(weights), burst }
     }
 
     fn fresh(&self) -> Self {
@@ -264,7 +265,7 @@ mod tests {
 
     /// The greatest spread in a history.
     fn widest(ops: Vec<Op>, seats: usize) -> f64 {
-        let account = Account::new(TokenWeights::default(), 0.0).unwrap();
+        let account = Account::new(TokenWeights::default(), 0.0);
         let (queues, running) = (vec![Vec::new(); FLOWS as usize], Vec::new());
         let vtc = Vtc { account, answers: Unknown };
         let mut world = World { vtc, seats, queues, running, rng: for_request(1, 1) };

@@ -12,6 +12,7 @@
 use super::counters::{Counters, TokenWeights};
 use super::{Fairness, Meter, QueueHead};
 use crate::registry::PolicyDescriptor;
+use attache_scheduling::plugin::{params, section};
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use serde_json::Value;
@@ -22,8 +23,9 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &[],
     summary: "As vtc-fair, with all counters at least that of the flow that was served last.",
     source: "artifact of Sheng et al. 2024",
+    parameters: section::<TokenWeights>,
     build: |value: &Value| {
-        let counters = Counters::of(TokenWeights::new(value)?);
+        let counters = Counters::of(params::<TokenWeights>(value)?);
         Ok(Box::new(VtcMaxFair { counters, floor: 0, in_flight: 0, dispatched: 0, last: None }) as Box<dyn Fairness>)
     },
 };

@@ -4,14 +4,14 @@
 //! evenly between half and one and a half of the real length. A request of unknown length is charged as by `vtc-fair`.
 //! When not: live traffic. Source: Sheng et al. (OSDI 2024), artifact.
 
-use super::counters::TokenWeights;
-use super::vtc_fair::{Account, LengthPredictor, Vtc};
+use super::counters::{DEFAULT_INPUT_WEIGHT, DEFAULT_OUTPUT_WEIGHT, TokenWeights};
+use super::vtc_fair::{Account, LengthPredictor, MAX_BURST, Vtc};
 use super::{Fairness, Meter};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::plugin::{params, section};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -20,30 +20,28 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &[],
     summary: "As vtc-fair, with responses charged beforehand by their known length; for replays.",
     source: "Sheng et al. 2024, VTC (oracle)",
+    parameters: section::<Params>,
     build: |value: &Value| {
         let Params { range, input_token_weight, output_token_weight, burst_tokens } = params(value)?;
-        if !(0.0..=1.0).contains(&range) {
-            return Err(ParamError::value("range", range, "0 to 1 is allowed"));
-        }
-        let account = Account::new(TokenWeights { input_token_weight, output_token_weight }, burst_tokens)?;
+        let account = Account::new(TokenWeights { input_token_weight, output_token_weight }, burst_tokens);
         Ok(Vtc::boxed(account, KnownLength { range }))
     },
 };
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    /// Largest relative error of a prediction, 0 to 1.
-    range: f64,
-    input_token_weight: f64,
-    output_token_weight: f64,
-    burst_tokens: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        let TokenWeights { input_token_weight, output_token_weight } = TokenWeights::default();
-        Self { range: 0.0, input_token_weight, output_token_weight, burst_tokens: 0.0 }
+parameters! {
+    struct Params {
+        /// Largest relative error of a predicted response length.
+        "range" => range: f64 { default: 0.0; range: 0.0..=1.0; unit: "share"; },
+        /// Cost of a prompt token.
+        "inputTokenWeight" => input_token_weight: f64 {
+            default: DEFAULT_INPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+        /// Cost of a response token.
+        "outputTokenWeight" => output_token_weight: f64 {
+            default: DEFAULT_OUTPUT_WEIGHT; range: 0.0..=1e6; unit: "weight";
+        },
+        /// Unused service, in weighted tokens, that a returning flow may receive before others. 0: none.
+        "burstTokens" => burst_tokens: f64 { default: 0.0; range: 0.0..=MAX_BURST; unit: "tokens"; },
     }
 }
 

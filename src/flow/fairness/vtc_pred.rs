@@ -12,7 +12,7 @@ use super::vtc_fair::{LengthPredictor, Params, Vtc};
 use super::{Fairness, Meter};
 use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
-use attache_scheduling::plugin::params;
+use attache_scheduling::plugin::{params, section};
 use attache_types::rng::PickRng;
 use serde_json::Value;
 
@@ -22,7 +22,8 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     aliases: &[],
     summary: "As vtc-fair, with responses charged beforehand by their usual length.",
     source: "Sheng et al. 2024, VTC with length prediction",
-    build: |value: &Value| Ok(Vtc::boxed(params::<Params>(value)?.account()?, Usual::default())),
+    parameters: section::<Params>,
+    build: |value: &Value| params::<Params>(value).map(|params| Vtc::boxed(params.account(), Usual::default())),
 };
 
 /// 4, so that about the last five responses count, as in the artifact.

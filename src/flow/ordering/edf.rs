@@ -4,7 +4,7 @@
 
 use super::{Facts, Ordering};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -13,6 +13,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     aliases: &["edf"],
     summary: "The earliest end of a request's time to live goes first.",
     source: "GIE and llm-d `edf-ordering-policy`",
+    parameters: section::<NoParams>,
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(Edf) as Box<dyn Ordering>),
 };
 

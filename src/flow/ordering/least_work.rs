@@ -17,9 +17,8 @@
 
 use super::{Facts, Ordering};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{ParamError, params};
-use attache_types::units::parse_duration;
-use serde::Deserialize;
+use attache_scheduling::plugin::{params, section};
+use attache_types::parameters;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -29,32 +28,24 @@ pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     aliases: &[],
     summary: "Short work goes before long work, which is delayed for a bounded time at most.",
     source: "attache: shortest job first with ageing",
-    build: |value: &Value| LeastWork::new(value).map(|p| Box::new(p) as Box<dyn Ordering>),
+    parameters: section::<LeastWork>,
+    build: |value: &Value| params::<LeastWork>(value).map(|p| Box::new(p) as Box<dyn Ordering>),
 };
 
 /// 10: a request may be delayed by ten times its own work.
-pub(crate) const DEFAULT_STRETCH: f64 = 10.0;
+const DEFAULT_STRETCH: f64 = 10.0;
 /// 10 s: a sixth of the time that clients usually wait, so that delayed long work is still served.
 pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    stretch: f64,
-    max_delay: Option<String>,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { stretch: DEFAULT_STRETCH, max_delay: None }
+parameters! {
+    /// Shortest work first, with ageing.
+    #[derive(Clone, Copy)]
+    pub struct LeastWork {
+        /// Later requests delay a request by at most this multiple of its own work.
+        "stretch" => stretch: f64 { default: DEFAULT_STRETCH; range: 0.0..; unit: "factor"; },
+        /// Longest delay by later requests. The default is a sixth of the time that clients usually wait.
+        "maxDelay" => max_delay: Duration { default: DEFAULT_MAX_DELAY; },
     }
-}
-
-/// Shortest work first, with ageing.
-#[derive(Clone, Copy, Debug)]
-pub struct LeastWork {
-    stretch: f64,
-    max_delay: Duration,
 }
 
 impl Default for LeastWork {
@@ -64,14 +55,9 @@ impl Default for LeastWork {
 }
 
 impl LeastWork {
-    fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { stretch, max_delay } = params(parameters)?;
-        if !(0.0..f64::INFINITY).contains(&stretch) {
-            return Err(ParamError::value("stretch", stretch, "0 or more is allowed"));
-        }
-        let max_delay = max_delay.map(|text| parse_duration(&text)).transpose();
-        let max_delay = max_delay.map_err(|e| ParamError::new(e).named("maxDelay").under("maxDelay"))?;
-        Ok(Self { stretch, max_delay: max_delay.unwrap_or(DEFAULT_MAX_DELAY) })
+    /// A request waits for work that arrived after it during `stretch` times its own work, and during `max_delay` at most.
+    pub(crate) const fn new(stretch: f64, max_delay: Duration) -> Self {
+        Self { stretch, max_delay }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Facts, Ordering};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use attache_types::clock::Timestamp;
 use serde_json::Value;
 
@@ -16,6 +16,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     aliases: &["slo-deadline"],
     summary: "The earliest first token that a client has asked for goes first.",
     source: "GIE and llm-d `slo-deadline-ordering-policy`",
+    parameters: section::<NoParams>,
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(SloDeadline) as Box<dyn Ordering>),
 };
 

@@ -15,7 +15,7 @@
 
 use super::{Facts, Ordering};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     aliases: &[],
     summary: "The request that can wait least and still meet its objective goes first.",
     source: "AIBrix's SLO queue",
+    parameters: section::<NoParams>,
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(SloUrgency) as Box<dyn Ordering>),
 };
 

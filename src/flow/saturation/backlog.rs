@@ -28,10 +28,12 @@ use super::{Detector, Gauge, Long, StageSaturation, View, by_way};
 use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
 use attache_pool::speed::Work;
-use attache_scheduling::plugin::{ParamError, params};
-use attache_types::units::{parse_duration, show_duration};
-use serde::Deserialize;
+use attache_scheduling::plugin::{ParamError, params, section};
+use attache_types::declare::above;
+use attache_types::parameters;
+use attache_types::units::show_duration;
 use serde_json::Value;
+use std::ops::Bound::{Excluded, Included};
 use std::time::Duration;
 
 /// Entry of this policy in the registry.
@@ -40,6 +42,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Prefill work that the endpoints have queued; keeps their queues short.",
     source: "attache: the ledger and the learned speed",
+    parameters: section::<Params>,
     build: |value: &Value| Backlog::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 
@@ -58,23 +61,23 @@ pub(crate) const DEFAULT_MAX_KV_USAGE: f64 = 0.95;
 /// Tokens over which the time for one more token is measured.
 const MEASURE: u32 = 1_000;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    max_prefill_time: Option<String>,
-    max_long_prefill_time: Option<String>,
-    max_waiting: u32,
-    max_kv_usage: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            max_prefill_time: None,
-            max_long_prefill_time: None,
-            max_waiting: DEFAULT_MAX_WAITING,
-            max_kv_usage: DEFAULT_MAX_KV_USAGE,
-        }
+parameters! {
+    struct Params {
+        /// Queued prefill at which an endpoint is full. With 50 ms, users hardly notice the delay, and no endpoint
+        /// idles.
+        "maxPrefillTime" => max_prefill_time: Duration {
+            default: DEFAULT_MAX_PREFILL_TIME; range: above(Duration::ZERO);
+        },
+        /// As `maxPrefillTime`, for prompts that take half of that time or more. It is at most `maxPrefillTime`.
+        "maxLongPrefillTime" => max_long_prefill_time: Option<Duration> {
+            absent: "`5ms`, or `maxPrefillTime` if that is less"; range: above(Duration::ZERO);
+        },
+        /// Requests without a first token at which an endpoint is full.
+        "maxWaiting" => max_waiting: u32 { default: DEFAULT_MAX_WAITING; range: 1..; unit: "requests"; },
+        /// KV cache usage at which an endpoint is full. Beyond 0.95, servers admit no request before another ends.
+        "maxKvUsage" => max_kv_usage: f64 {
+            default: DEFAULT_MAX_KV_USAGE; range: (Excluded(0.0), Included(1.0)); unit: "share";
+        },
     }
 }
 
@@ -90,18 +93,11 @@ struct Backlog {
 
 impl Backlog {
     fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { max_prefill_time, max_long_prefill_time, max_waiting, max_kv_usage } = params(parameters)?;
-        let prefill = time("maxPrefillTime", max_prefill_time)?.unwrap_or(DEFAULT_MAX_PREFILL_TIME);
-        let long = time("maxLongPrefillTime", max_long_prefill_time)?;
+        let Params { max_prefill_time: prefill, max_long_prefill_time: long, max_waiting, max_kv_usage } =
+            params(parameters)?;
         if let Some(long) = long.filter(|long| *long > prefill) {
             let allowed = format!("at most `maxPrefillTime`, {}, is allowed", show_duration(prefill));
             return Err(ParamError::value("maxLongPrefillTime", show_duration(long), &allowed));
-        }
-        if max_waiting == 0 {
-            return Err(ParamError::value("maxWaiting", 0, "at least 1 is needed"));
-        }
-        if !(max_kv_usage > 0.0 && max_kv_usage <= 1.0) {
-            return Err(ParamError::value("maxKvUsage", max_kv_usage, "above 0 to 1 is allowed"));
         }
         let long = long.unwrap_or(DEFAULT_MAX_LONG_PREFILL_TIME.min(prefill));
         Ok(Self {
@@ -124,14 +120,6 @@ impl Backlog {
         let token = prediction.own_prefill / f64::from(MEASURE) / self.prefill;
         Fullness { short: full(self.prefill), long: full(self.long), token }
     }
-}
-
-fn time(name: &str, text: Option<String>) -> Result<Option<Duration>, ParamError> {
-    let time = text.map(|text| match parse_duration(&text) {
-        Ok(time) if time.is_zero() => Err("more than 0 is needed".to_owned()),
-        other => other,
-    });
-    time.transpose().map_err(|e| ParamError::new(e).named(name).under(name))
 }
 
 /// How full an endpoint is for short prompts and for long ones, and what one more token adds to the former.

@@ -17,8 +17,8 @@
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
-use attache_scheduling::facts::concurrency::ConcurrencyLimits;
-use attache_scheduling::plugin::Inert;
+use attache_scheduling::facts::concurrency::{ConcurrencyLimits, ConcurrencyParams};
+use attache_scheduling::plugin::{Inert, section};
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -27,6 +27,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Requests or tokens in flight that Attaché has routed, relative to the capacity of all endpoints.",
     source: "GIE and llm-d `concurrency-detector`",
+    parameters: section::<ConcurrencyParams>,
     build: |value: &Value| ConcurrencyLimits::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 

@@ -30,6 +30,8 @@ pub struct StageSaturation {
 }
 
 impl StageSaturation {
+    const FREE: Self = Self { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 };
+
     fn saturation(&self, pending: Load) -> f64 {
         let by_requests = self.requests.0 + self.requests.1 * f64::from(pending.requests);
         let most = self.request_tokens * f64::from(pending.requests);
@@ -97,13 +99,16 @@ pub struct Delay {
     pub remaining: f64,
     /// A request waits for this many times its own work at most.
     pub stretch: f64,
+    /// Seconds that a request waits at most, however long its work is.
+    pub longest: f64,
 }
 
 impl Delay {
     /// 1 or more while a request should wait.
     fn saturation(&self, pending: Load, need: Need) -> f64 {
         let requests = self.requests + f64::from(pending.requests);
-        let work = (need.work - need.waited / self.stretch).max(0.0);
+        let stretch = self.stretch.min(self.longest / need.work);
+        let work = (need.work - need.waited / stretch).max(0.0);
         self.share * requests * work / self.remaining
     }
 }
@@ -120,6 +125,8 @@ pub struct Long {
 impl Gauge {
     /// A pool without endpoints, or one that takes no request.
     pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None, delay: None };
+    /// A pool that takes every request.
+    pub const FREE: Self = Self { ways: Ways::whole(StageSaturation::FREE), long: None, delay: None };
 
     /// The saturation with the `pending` load added, for a request with this `need`. The least for [`Need::default`].
     #[must_use]

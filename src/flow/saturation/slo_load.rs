@@ -15,7 +15,7 @@
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::plugin::{NoParams, params, section};
 use serde_json::Value;
 
 /// Entry of this policy in the registry.
@@ -24,6 +24,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Whether some endpoint has capacity for one more request, by the profile of its deployment.",
     source: "AIBrix's SLO queue",
+    parameters: section::<NoParams>,
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(SloLoad) as Box<dyn Detector>),
 };
 

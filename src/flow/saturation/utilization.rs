@@ -18,6 +18,7 @@ use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
 use attache_scheduling::facts::utilization::UtilizationLimits;
+use attache_scheduling::plugin::{params, section};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Queue depth and KV cache usage of the endpoints, as scraped and corrected by requests since.",
     source: "GIE and llm-d `utilization-detector`",
-    build: |value: &Value| UtilizationLimits::new(value).map(|p| Box::new(Utilization(p)) as Box<dyn Detector>),
+    parameters: section::<UtilizationLimits>,
+    build: |value: &Value| params(value).map(|p| Box::new(Utilization(p)) as Box<dyn Detector>),
 };
 
 /// Saturation by queue depth and KV cache usage.
@@ -45,7 +47,7 @@ impl Utilization {
             None => live.speed.awaited(view.now),
         };
         let kv = fresh.map_or(0.0, |m| f64::from(m.kv_usage.max(0.0)));
-        (queue / self.0.queue).max(kv / self.0.kv)
+        (queue / f64::from(self.0.queue)).max(kv / self.0.kv)
     }
 
     /// The saturation of the pool.
@@ -53,7 +55,7 @@ impl Utilization {
         by_stage(view, |endpoints| StageSaturation {
             requests: (
                 mean(endpoints, self.0.compat, |e| self.of(e, view)),
-                1.0 / (self.0.queue * endpoints.len() as f64),
+                1.0 / (f64::from(self.0.queue) * endpoints.len() as f64),
             ),
             ..StageSaturation::default()
         })

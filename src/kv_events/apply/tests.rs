@@ -46,6 +46,7 @@ impl Rig {
             residents: Arc::default(),
             keys: KeySpace::new(KEYS),
             block_size: Arc::new(BlockSize::of_engines(16)),
+            recomputed: Arc::default(),
             tape: KvTape::default(),
         };
         let applier = Applier::new(&to, 64, own, stats.clone(), Clock::start());

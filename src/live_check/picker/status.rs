@@ -114,6 +114,7 @@ fn remedy(reason: Reason) -> Option<&'static str> {
         | Reason::InvalidCacheSalt
         | Reason::InvalidRoutingStrategy
         | Reason::InvalidEndpointFilter
+        | Reason::InvalidSessionId
         | Reason::InvalidGrpc
         | Reason::UnsupportedGrpcMethod
         | Reason::UnsupportedMediaType => return None,

@@ -63,10 +63,10 @@ impl<'a> RequestState<'a> {
         let (q, runtime, Scope { observer, config, .. }) = (self.q, self.routed.runtime, self.scope);
         let queue = runtime.queue.as_ref();
         let asks = (self.size.unread || self.routed.request.is_some()) && !q.has_turn;
-        let sheds = queue.filter(|queues| asks && !queues.hold_requests());
+        let sheds = queue.filter(|queues| asks && queues.sheds());
         let way = self.way();
         sheds.map(|queues| queues.shed(&self.facts, way, q.now)).transpose()?;
-        let holds = queue.filter(|queues| queues.hold_requests());
+        let holds = queue.filter(|queues| queues.asks(q, &self.facts, way, self.reads_prefix && prepared.is_some()));
         let case = DeadlineCheck {
             observer,
             config,
@@ -104,9 +104,12 @@ impl<'a> RequestState<'a> {
     }
 
     /// The flow of the request, for fairness in the queue.
-    fn flow(&self, holds: Option<&Arc<Queues>>) -> Option<&'a str> {
+    fn flow(&self, holds: Option<&Arc<Queues>>) -> Option<&str> {
         let (head, settings) = (self.q.head, &self.scope.config.settings);
-        let named = || head.fairness_id().or_else(|| head.first_of(&settings.session_headers));
+        let by_program =
+            settings.has_program_flows() && holds.is_some_and(|queues| queues.orders_programs(self.facts.priority));
+        let program = || self.agent().filter(|_| by_program).map(|agent| &*agent.program);
+        let named = || head.fairness_id().or_else(|| head.first_of(&settings.session_headers)).or_else(program);
         let trusted = || named().filter(|_| settings.trust_client_headers);
         let user = || holds.and_then(|queues| queues.user(head));
         let model = self.routed.request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);

@@ -120,9 +120,9 @@ impl CallFacts {
 /// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it
 /// has one prompt and one response. Connectors whose workers serve no whole requests may allow several.
 fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
-    let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
-        return false;
-    };
+    // Most pools split nothing, so the path is looked at last.
+    let Some((mode, request)) = pool.disagg.as_deref().zip(request) else { return false };
+    let Some(api) = LegApi::from_path(path) else { return false };
     // A stored response is on one server, so its next turn goes there.
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
     let one = request.choices == 1 && request.prompt.count <= 1 && !request.opaque_prompt;
@@ -143,6 +143,6 @@ pub(super) fn may_share(pool: &Pool) -> bool {
 /// Whether a header may name encode workers for images and audio to the sidecar of the decode worker. Chat completions
 /// only: llm-d's sidecar looks for items in `messages`, and some versions treat every request with the header as one.
 fn encodable(pool: &Pool, path: &str) -> bool {
-    let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
-    matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
+    let names_encoders = matches!(pool.disagg.as_deref(), Some(Mode::Header { .. }));
+    names_encoders && LegApi::from_path(path) == Some(LegApi::ChatCompletions)
 }

@@ -31,7 +31,7 @@ pub fn explain_known(
     let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
     let late = |_| RequestError::new(Reason::Internal, "the prompt's tokens are not available");
     let parsed = scope.parse(q)?;
-    let routed = scope.route(None, q, parsed.as_ref(), &mut rng.clone())?;
+    let routed = scope.route(q, parsed.as_ref(), &mut rng.clone())?;
     let state = RequestState::new(scope, q, Some(notes), &routed)?;
     state.explain_dry_run(rng, other).map_err(|warming| late(warming).in_pool(&routed.runtime.pool.name))
 }
@@ -92,6 +92,7 @@ impl RequestState<'_> {
             strategy: choice.name.to_string(),
             profile: self.chosen.profile.as_ref().map(ToString::to_string),
             priority: self.facts.priority,
+            agent: self.agent().cloned(),
             waited_ms: self.facts.waited.as_secs_f64() * 1e3,
             prompt_tokens: cx.request.prompt_tokens,
             endpoints: EndpointExplanation::all(snapshot, found, prompt_tokens, excluded),

@@ -7,6 +7,7 @@ use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent, SplitOutcome};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
+use crate::identity::is_final;
 use crate::lookup::{self, Prepared, PromptLookup};
 use crate::placement::{BookingRequest, Bookings, CacheUpdates};
 use crate::preset::preset;
@@ -248,13 +249,16 @@ impl RequestState<'_> {
         }
     }
 
-    /// Chooses the endpoints: by a preset (true), otherwise by the strategy.
+    /// Chooses the endpoints: by a reservation or a preset (true), otherwise by the strategy.
     fn schedule(
         &self,
         cx: &PickContext<'_>,
         explain: Explain,
         rng: &mut PickRng,
     ) -> Result<(Decision, bool), RequestError> {
+        if let Some(reserved) = &self.reserved {
+            return Ok((reserved.clone(), true));
+        }
         let (pool, q, picker) = (self.pool(), self.q, self.scope.picker);
         let previous = q.response_id.or_else(|| self.routed.request.and_then(|r| r.previous_response_id.as_deref()));
         if let Some(decision) = preset(picker, self.scope.config, q, cx, &pool.name, previous)? {
@@ -302,7 +306,8 @@ impl RequestState<'_> {
         let (pool, model, prompt_tokens) = (self.pool(), self.facts.model, *prompt_tokens);
         if log {
             let (strategy, request_id) = (&self.chosen.choice.name, &self.q.head.request_id());
-            Explained { request_id, pool: &pool.name, strategy, model, prompt_tokens, decision }.emit();
+            let agent = self.agent();
+            Explained { request_id, pool: &pool.name, strategy, model, prompt_tokens, agent, decision }.emit();
         }
         let degraded = |mode| self.scope.observer.event(Event::Degraded(mode));
         if let Some(signal) = decision.lacking {
@@ -373,10 +378,13 @@ impl RequestState<'_> {
     ) -> Box<Plan> {
         let (q, Routed { runtime, request, rewritten }) = (self.q, self.routed);
         let hints = self.hints(proposal.lookup.as_ref(), &proposal.decision, snapshot);
+        self.agent().inspect(|agent| self.scope.picker.programs.booked(agent));
+        let ends_session = self.agent().is_some() && is_final(q.head);
         let lookup = proposal.lookup.take();
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
         proposal.prompt_tokens = lookup.as_ref().map_or(proposal.prompt_tokens, PromptLookup::prompt_tokens);
-        let pending = lookup.map(|lookup| lookup.updates(&proposal.decision, q)).unwrap_or_default();
+        let pending =
+            lookup.map(|lookup| lookup.updates(&proposal.decision, q, self.reserved.is_none())).unwrap_or_default();
         let pick_matched_tokens = pending.updates.as_ref().map_or(0, |updates| updates.cached_tokens);
         if let Some(draft) = &mut draft {
             draft.set_request(|line| line.prompt.iter_mut().for_each(|prompt| prompt.cut = pending.cut));
@@ -393,6 +401,8 @@ impl RequestState<'_> {
             decision,
             runtime: Arc::clone(runtime),
             client: q.head.client(),
+            ends_session,
+            agent: self.identity.into_inner().flatten(),
             strategy,
             strategy_name,
             profile: self.chosen.profile,

@@ -12,6 +12,7 @@ use crate::split::PrefillOutcome;
 use attache_pool::health::ClientSlot;
 use attache_protocol::Api;
 use attache_record::Booked;
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::{Decision, Strategy};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,10 @@ pub struct Plan {
     pub runtime: Arc<PoolRuntime>,
     /// The slot of the client, in which the health of endpoints counts its errors.
     pub client: ClientSlot,
+    /// The agent that sent the request, if the request names it.
+    pub agent: Option<Box<AgentIdentity>>,
+    /// It is the last request of the agent's session.
+    pub ends_session: bool,
     /// The strategy that chose them.
     pub strategy: Arc<dyn Strategy>,
     /// Name of the strategy, as configurations and headers spell it.

@@ -21,6 +21,7 @@ use std::task::Waker;
 use fixture::*;
 
 pub(crate) mod fixture;
+mod long_prompts;
 
 fn first(plan: &Plan) -> u32 {
     plan.decision.picks[0].id.0
@@ -225,7 +226,7 @@ fn dry_run_equals_the_decision_and_books_nothing() {
     let scope = Scope { picker: &fixture.picker, config: &config, observer: &Unobserved, dry_run: true };
     let rng = &mut fixture.picker.peek_rng();
     let parsed = scope.parse(&q).unwrap();
-    let routed = scope.route(None, &q, parsed.as_ref(), rng).unwrap();
+    let routed = scope.route(&q, parsed.as_ref(), rng).unwrap();
     let state = RequestState::new(scope, &q, None, &routed).unwrap();
     let Ok(prepared) = state.read_tokens() else { panic!("it waits") };
     let Ok(proposal) = state.dry_run(prepared.as_ref(), &fixture.snapshot.load(), rng) else {

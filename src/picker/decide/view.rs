@@ -57,6 +57,8 @@ impl<'a> Seen<'a> {
 pub struct RequestView<'a> {
     /// The request's headers.
     pub head: &'a Head,
+    /// Name of the request's pool; `None`: the pool follows from the request.
+    pub pool: Option<&'a str>,
     /// The `:authority` of the gateway's own call.
     pub called: &'a str,
     /// The request's API.

@@ -14,6 +14,7 @@ use attache_pool::Endpoint;
 use attache_protocol::Usage;
 use attache_quota::Subject;
 use attache_record::Booked;
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::SecondBest;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
@@ -49,6 +50,7 @@ impl RequestReports {
         let picked = booked.endpoint();
         let record = DecisionRecord {
             request_id,
+            agent: plan.agent.clone(),
             api: api.name(),
             pool: plan.runtime.pool.name.clone(),
             model: plan.target.clone(),
@@ -84,6 +86,11 @@ impl RequestReports {
     /// The observer of its model; `None` if the model is unknown.
     pub(super) fn model_counts(&self) -> Option<&dyn NameObserver> {
         self.counts.first().filter(|_| !self.record.model.is_empty()).map(|counts| &**counts)
+    }
+
+    /// The agent that sent the request.
+    pub(super) fn agent(&self) -> Option<&AgentIdentity> {
+        self.record.agent.as_deref()
     }
 
     /// Whether the first byte of the response body has arrived.

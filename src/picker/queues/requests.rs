@@ -213,7 +213,7 @@ impl QueuedRequest {
         let was_there = {
             let mut state = self.queues.state.lock();
             let was_there = state.control.cancel(self.handle, now).is_some();
-            self.queues.observer.event(super::depth(&state));
+            self.queues.report_depth(&state);
             was_there
         };
         self.settled |= was_there;

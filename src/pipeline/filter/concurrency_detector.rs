@@ -10,8 +10,8 @@
 //! GIE and llm-d.
 
 use super::keep_or_all;
-use attache_scheduling::facts::concurrency::ConcurrencyLimits;
-use attache_scheduling::plugin::{Filter, Plugin};
+use attache_scheduling::facts::concurrency::{ConcurrencyLimits, ConcurrencyParams};
+use attache_scheduling::plugin::{Filter, Plugin, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
@@ -24,6 +24,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints on which this replica has requests or tokens in flight below a limit.",
     source: "GIE and llm-d `concurrency-detector`",
+    parameters: section::<ConcurrencyParams>,
     build: |value| ConcurrencyLimits::new(value).map(|limits| Plugin::Filter(Arc::new(ConcurrencyDetector(limits)))),
 };
 

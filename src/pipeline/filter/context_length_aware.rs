@@ -13,11 +13,11 @@
 //! llm-d `context-length-aware`.
 
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -27,6 +27,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter, scorer",
     summary: "Prefers, or keeps, endpoints that are labelled for the prompt's length.",
     source: "llm-d `context-length-aware`",
+    parameters: section::<Params>,
     build: |value| {
         let made = Arc::new(params::<Params>(value)?.build()?);
         Ok(Plugin::FilterAndScorer(made.clone(), made))
@@ -38,16 +39,13 @@ pub const DEFAULT_RANGE_LABEL: &str = "llm-d.ai/context-length-range";
 /// Ranges that contain the prompt score above this, others at most this.
 const IN_RANGE: f64 = 0.3;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    label: String,
-    enable_filtering: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { label: DEFAULT_RANGE_LABEL.to_owned(), enable_filtering: false }
+parameters! {
+    struct Params {
+        /// Label with the range of prompt lengths of an endpoint: `min-max`, in tokens, both inclusive.
+        "label" => label: String { default: DEFAULT_RANGE_LABEL.to_owned(); },
+        /// Whether to drop endpoints whose range does not contain the prompt's length or is invalid. Endpoints without
+        /// the label stay.
+        "enableFiltering" => enable_filtering: bool { default: false; },
     }
 }
 

@@ -8,12 +8,12 @@
 
 use super::keep_or_all;
 use attache_scheduling::facts::figure::EndpointMetric;
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -23,50 +23,55 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose reported metric passes a comparison.",
     source: "llm-d `endpoint-attribute-filter`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    attribute: String,
-    on_missing: OnMissing,
-    fallback_on_empty: bool,
-    algorithm: Option<ThresholdAlgorithm>,
-    // Accepted without effect: there is one source of metrics.
-    #[serde(rename = "producer")]
-    _producer: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        /// Name of the metric: `active-requests`, `active-tokens`, `running-requests`, `waiting-queue`,
+        /// `kv-cache-utilization`, `num_gpu_blocks` or `gpu_busy_time_ratio`.
+        "attribute" => attribute: String,
+        /// Whether an endpoint that does not report the metric stays (`Pass`) or is dropped (`Fail`).
+        "onMissing" => on_missing: OnMissing { default: OnMissing::Pass; },
+        /// Whether all endpoints stay if none passes the comparison.
+        "fallbackOnEmpty" => fallback_on_empty: bool { default: false; },
+        /// Comparison that an endpoint must pass to stay.
+        "algorithm" => algorithm: ThresholdAlgorithm,
+        ignored {
+            /// Without effect: there is one source of metrics.
+            "producer": Value,
+        }
+    }
+    /// A comparison with a threshold.
+    struct ThresholdAlgorithm {
+        /// Type of the comparison.
+        "type" => _type: AlgorithmType,
+        /// Operator and value of the comparison.
+        "threshold" => threshold: Threshold,
+    }
+    /// A comparison.
+    #[derive(Clone, Copy)]
+    struct Threshold {
+        /// Operator with the metric on its left side.
+        "operator" => operator: Operator,
+        /// Value on the right side of the operator.
+        "value" => value: f64 { unit: "as the metric"; },
+    }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnMissing {
-    #[default]
     Pass,
     Fail,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ThresholdAlgorithm {
-    #[serde(rename = "type")]
-    _type: AlgorithmType,
-    threshold: Threshold,
-}
-
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 enum AlgorithmType {
-    #[serde(rename = "threshold")]
     Threshold,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Threshold {
-    operator: Operator,
-    value: f64,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 enum Operator {
     LessThan,
     LessThanOrEqual,
@@ -74,6 +79,13 @@ enum Operator {
     GreaterThanOrEqual,
     Equal,
     NotEqual,
+}
+
+keywords! {
+    OnMissing: "Pass" => Pass, "Fail" => Fail;
+    AlgorithmType: "threshold" => Threshold;
+    Operator: "LessThan" => LessThan, "LessThanOrEqual" => LessThanOrEqual, "GreaterThan" => GreaterThan,
+        "GreaterThanOrEqual" => GreaterThanOrEqual, "Equal" => Equal, "NotEqual" => NotEqual;
 }
 
 impl Threshold {
@@ -91,12 +103,8 @@ impl Threshold {
 
 impl Params {
     fn build(self) -> Result<EndpointAttribute, ParamError> {
-        if self.attribute.is_empty() {
-            return Err(ParamError::new("`attribute` is missing"));
-        }
         let figure = EndpointMetric::named("attribute", &self.attribute)?;
-        let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
-        let (threshold, missing_stays) = (algorithm.threshold, self.on_missing == OnMissing::Pass);
+        let (threshold, missing_stays) = (self.algorithm.threshold, self.on_missing == OnMissing::Pass);
         Ok(EndpointAttribute { figure, threshold, missing_stays, fallback: self.fallback_on_empty })
     }
 }

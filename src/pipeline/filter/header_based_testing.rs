@@ -4,10 +4,9 @@
 //! The header is a comma-separated list of `ip:port`, or of `ip` for every port there. Without the header no endpoint
 //! stays. When not: in production, since clients would choose servers. Source: GIE `header-based-testing-filter`.
 
-use attache_scheduling::Subset;
-use attache_scheduling::plugin::{Filter, NoParams, Plugin, params};
+use attache_scheduling::plugin::{Filter, NoParams, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
-use attache_scheduling::{Candidate, PickContext};
+use attache_scheduling::{Candidate, PickContext, Subset};
 use attache_types::rng::PickRng;
 use std::sync::Arc;
 
@@ -18,6 +17,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps the endpoints that the header `test-epp-endpoint-selection` names; for tests only.",
     source: "GIE `header-based-testing-filter`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(HeaderBasedTesting))),
 };
 

@@ -7,11 +7,11 @@
 //! `validValues`, `allowsNoLabel`).
 
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
-use serde::Deserialize;
+use attache_types::{keywords, parameters};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,34 +22,44 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose labels match a selector.",
     source: "llm-d `label-selector-filter`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    match_labels: BTreeMap<String, String>,
-    match_expressions: Vec<Expression>,
-    label: Option<String>,
-    valid_values: Vec<String>,
-    allows_no_label: bool,
+parameters! {
+    struct Params {
+        /// Labels that an endpoint must have, with their values.
+        "matchLabels" => match_labels: BTreeMap<String, String> { absent: "none"; },
+        /// Conditions on labels, all of which must hold.
+        "matchExpressions" => match_expressions: Vec<Expression> { absent: "none"; },
+        /// Older form: name of a label that must have one of `validValues`.
+        "label" => label: Option<String> { absent: "none"; },
+        /// Older form: allowed values of `label`.
+        "validValues" => valid_values: Vec<String> { absent: "none"; },
+        /// Older form: whether endpoints without `label` stay.
+        "allowsNoLabel" => allows_no_label: bool { default: false; },
+    }
+    /// A condition on a label.
+    struct Expression {
+        /// Name of the label.
+        "key" => key: String,
+        /// Condition on the label. An endpoint without the label meets `NotIn` and `DoesNotExist`.
+        "operator" => operator: Operator,
+        /// Values of `In` and `NotIn`, at least one. The other operators allow none.
+        "values" => values: Vec<String> { absent: "none"; },
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Expression {
-    key: String,
-    operator: Operator,
-    #[serde(default)]
-    values: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operator {
     In,
     NotIn,
     Exists,
     DoesNotExist,
+}
+
+keywords! {
+    Operator: "In" => In, "NotIn" => NotIn, "Exists" => Exists, "DoesNotExist" => DoesNotExist;
 }
 
 impl Params {

@@ -18,12 +18,12 @@
 
 use super::{happens, keep_or_all};
 use attache_scheduling::facts::prediction::predict;
-use attache_scheduling::plugin::{Filter, Inert, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, Inert, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
+use attache_types::declare::above;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -34,19 +34,9 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints that hold most of the prompt, unless the wait for them is too long.",
     source: "llm-d and GIE `prefix-cache-affinity-filter`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
+    parameters: section::<PrefixCacheAffinity>,
+    build: |value| params::<PrefixCacheAffinity>(value).map(|p| Plugin::Filter(Arc::new(p))),
 };
-
-/// 0.8, the default of both.
-pub const DEFAULT_AFFINITY_THRESHOLD: f64 = 0.80;
-/// 0, llm-d's default; GIE's is 0.01.
-pub const DEFAULT_EXPLORATION_PROBABILITY: f64 = 0.0;
-/// 18 s, llm-d's default; GIE's is 5 s.
-pub const DEFAULT_MAX_TTFT_PENALTY_MS: f64 = 18_000.0;
-/// 0: only times count, as in llm-d; some versions of llm-d have this limit.
-pub const DEFAULT_MAX_TOKENS_IN_FLIGHT_PENALTY: f64 = 0.0;
-/// 15,928 tokens per second: llm-d's measurement of a 32B model on two H100.
-pub const DEFAULT_PEAK_PREFILL_THROUGHPUT: f64 = 15_928.0;
 
 fn predicts(parameters: &Value) -> bool {
     parameters.get("ttftSource").is_some_and(|source| source == "latencyPredictor")
@@ -72,85 +62,41 @@ pub(crate) const INERT: &[Inert] = &[
     },
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TtftSource {
     PrefillThroughput,
     LatencyPredictor,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    affinity_threshold: f64,
-    exploration_probability: f64,
-    #[serde(rename = "maxTTFTPenaltyMs")]
-    max_ttft_penalty_ms: f64,
-    max_tokens_in_flight_penalty: f64,
-    ttft_source: TtftSource,
-    peak_prefill_throughput: f64,
-    // Accepted without effect: there is one index, one ledger and one predictor.
-    #[serde(rename = "prefixMatchInfoProducerName")]
-    _prefix: Option<IgnoredAny>,
-    #[serde(rename = "inFlightLoadProducerName")]
-    _load: Option<IgnoredAny>,
-    #[serde(rename = "latencyPredictionInfoProducerName")]
-    _latency: Option<IgnoredAny>,
+keywords! {
+    TtftSource: "prefillThroughput" => PrefillThroughput, "latencyPredictor" => LatencyPredictor;
 }
 
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            affinity_threshold: DEFAULT_AFFINITY_THRESHOLD,
-            exploration_probability: DEFAULT_EXPLORATION_PROBABILITY,
-            max_ttft_penalty_ms: DEFAULT_MAX_TTFT_PENALTY_MS,
-            max_tokens_in_flight_penalty: DEFAULT_MAX_TOKENS_IN_FLIGHT_PENALTY,
-            ttft_source: TtftSource::PrefillThroughput,
-            peak_prefill_throughput: DEFAULT_PEAK_PREFILL_THROUGHPUT,
-            _prefix: None,
-            _load: None,
-            _latency: None,
+parameters! {
+    // The defaults are llm-d's.
+    struct PrefixCacheAffinity {
+        /// Cached share of the prompt from which an endpoint is kept.
+        "affinityThreshold" => threshold: f64 { default: 0.8; range: 0.0..=1.0; unit: "share"; },
+        /// Probability that all endpoints stay. GIE's default is 0.01.
+        "explorationProbability" => exploration: f64 { default: 0.0; range: 0.0..=1.0; unit: "probability"; },
+        /// Additional time to first token of the endpoints with the prefix, above which all endpoints stay. 0: no
+        /// limit. GIE's default is 5000.
+        "maxTTFTPenaltyMs" => penalty_ms: f64 { default: 18_000.0; range: 0.0..; unit: "milliseconds"; },
+        /// Additional prompt tokens in flight of the endpoints with the prefix, above which all endpoints stay. 0: no
+        /// limit.
+        "maxTokensInFlightPenalty" => penalty_tokens: f64 { default: 0.0; range: 0.0..; unit: "tokens"; },
+        /// How time to first token is estimated: from prompt tokens in flight and `peakPrefillThroughput`, or by
+        /// learned predictions.
+        "ttftSource" => source: TtftSource { default: TtftSource::PrefillThroughput; },
+        /// With `prefillThroughput`: prefill speed of an endpoint. The default is llm-d's measurement of a 32B model on
+        /// two H100.
+        "peakPrefillThroughput" => throughput: f64 { default: 15_928.0; range: above(0.0); unit: "tokens per second"; },
+        ignored {
+            /// Without effect: there is one index, one ledger and one predictor.
+            "prefixMatchInfoProducerName": Value, "inFlightLoadProducerName": Value,
+            "latencyPredictionInfoProducerName": Value,
         }
     }
-}
-
-impl Params {
-    fn build(self) -> Result<PrefixCacheAffinity, ParamError> {
-        let part = |name, value: f64| match value {
-            0.0..=1.0 => Ok(value),
-            _ => Err(ParamError::value(name, value, "0 to 1 is allowed")),
-        };
-        for (name, penalty) in [
-            ("maxTTFTPenaltyMs", self.max_ttft_penalty_ms),
-            ("maxTokensInFlightPenalty", self.max_tokens_in_flight_penalty),
-        ] {
-            if !(0.0..f64::INFINITY).contains(&penalty) {
-                return Err(ParamError::value(name, penalty, "0 or more is allowed"));
-            }
-        }
-        let throughput = self.peak_prefill_throughput;
-        if !(throughput.is_finite() && throughput > 0.0) {
-            return Err(ParamError::value("peakPrefillThroughput", throughput, "more than 0 is allowed"));
-        }
-        Ok(PrefixCacheAffinity {
-            threshold: part("affinityThreshold", self.affinity_threshold)?,
-            exploration: part("explorationProbability", self.exploration_probability)?,
-            penalty_ms: self.max_ttft_penalty_ms,
-            penalty_tokens: self.max_tokens_in_flight_penalty,
-            source: self.ttft_source,
-            tokens_per_ms: throughput / 1_000.0,
-        })
-    }
-}
-
-#[derive(Debug)]
-struct PrefixCacheAffinity {
-    threshold: f64,
-    exploration: f64,
-    penalty_ms: f64,
-    penalty_tokens: f64,
-    source: TtftSource,
-    tokens_per_ms: f64,
 }
 
 impl PrefixCacheAffinity {
@@ -161,7 +107,7 @@ impl PrefixCacheAffinity {
 
     fn ttft_ms(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<f64> {
         match self.source {
-            TtftSource::PrefillThroughput => Some(in_flight_tokens(candidate) / self.tokens_per_ms),
+            TtftSource::PrefillThroughput => Some(in_flight_tokens(candidate) / (self.throughput / 1_000.0)),
             TtftSource::LatencyPredictor => predict(cx, candidate).map(|p| p.ttft_ms),
         }
     }

@@ -11,7 +11,7 @@
 //! Source: llm-d.
 
 use attache_pool::Roles;
-use attache_scheduling::plugin::{Filter, NoParams, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, NoParams, ParamError, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
@@ -25,6 +25,7 @@ pub const ENCODE: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose role includes the encoding of media.",
     source: "llm-d `encode-filter`",
+    parameters: section::<NoParams>,
     build: |value| build(value, Roles::ENCODE),
 };
 

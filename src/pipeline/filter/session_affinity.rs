@@ -7,7 +7,7 @@
 use super::keep_or_all;
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{Filter, Plugin, ResponseHeaders, params};
+use attache_scheduling::plugin::{Filter, Plugin, ResponseHeaders, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
@@ -20,6 +20,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps the endpoint that the request's session belongs to, while it is available.",
     source: "llm-d `session-affinity-filter`",
+    parameters: section::<SessionParams>,
     build: |value| {
         params::<SessionParams>(value)?
             .build()
@@ -41,6 +42,10 @@ impl Filter for SessionAffinityFilter {
 
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         self.session.picked(cx, endpoint);
+    }
+
+    fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.session.end(tenant, id);
     }
 
     fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {

@@ -11,12 +11,12 @@
 
 use super::{happens, keep_or_all};
 use attache_scheduling::facts::prediction::{Targets, predict};
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -27,39 +27,20 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints that are expected to meet the request's latency targets.",
     source: "GIE and llm-d `slo-headroom-tier-filter`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
+    parameters: section::<SloHeadroomTier>,
+    build: |value| params::<SloHeadroomTier>(value).map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-/// 1 %, the default of both.
-pub const DEFAULT_EPSILON_EXPLORE_NEG: f64 = 0.01;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    epsilon_explore_neg: f64,
-    #[serde(rename = "latencyPredictionInfoProducerName")]
-    _latency: Option<IgnoredAny>,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { epsilon_explore_neg: DEFAULT_EPSILON_EXPLORE_NEG, _latency: None }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<SloHeadroomTier, ParamError> {
-        let epsilon = self.epsilon_explore_neg;
-        if !(0.0..=1.0).contains(&epsilon) {
-            return Err(ParamError::value("epsilonExploreNeg", epsilon, "0 to 1 is allowed"));
+parameters! {
+    struct SloHeadroomTier {
+        /// Probability that the endpoints that miss the targets stay instead, so that their predictions stay fresh.
+        /// 0.01 is the default of GIE and llm-d.
+        "epsilonExploreNeg" => epsilon: f64 { default: 0.01; range: 0.0..=1.0; unit: "probability"; },
+        ignored {
+            /// Without effect: there is one predictor.
+            "latencyPredictionInfoProducerName": Value,
         }
-        Ok(SloHeadroomTier { epsilon })
     }
-}
-
-#[derive(Debug)]
-struct SloHeadroomTier {
-    epsilon: f64,
 }
 
 impl SloHeadroomTier {

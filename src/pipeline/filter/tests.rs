@@ -136,7 +136,7 @@ fn prefix_cache_affinity() {
         (json!({"explorationProbability": -0.1}), "explorationProbability"),
         (json!({"maxTTFTPenaltyMs": -1}), "maxTTFTPenaltyMs"),
         (json!({"maxTokensInFlightPenalty": -1}), "maxTokensInFlightPenalty"),
-        (json!({"peakPrefillThroughput": 0}), "more than 0"),
+        (json!({"peakPrefillThroughput": 0}), "above 0"),
         (json!({"ttftSource": "guess"}), "latencyPredictor"),
     ] {
         assert!(refused(name, parameters.clone()).contains(says), "{parameters}");
@@ -191,6 +191,11 @@ fn sessions_by_id() {
     assert_eq!((later(1_000).kept(&*by_id), later(1_001).kept(&*by_id)), (vec![0], vec![0, 1, 2]), "llm-d: expires");
     by_id.picked(&later(900).context(), one.endpoint(0));
     assert_eq!(later(1_800).kept(&*by_id), [0], "each request renews it");
+    by_id.end_session(Some("tenant"), "one");
+    by_id.end_session(None, "two");
+    assert_eq!(later(1_800).kept(&*by_id), [0], "another tenant's session and another session have ended");
+    by_id.end_session(None, "one");
+    assert_eq!(later(1_800).kept(&*by_id), [0, 1, 2], "the session has ended");
     assert!(answer(|headers| by_id.response_headers(one.endpoint(0), headers)).is_empty());
     assert_eq!(among(vec![silent(), silent()]).kept(&*by_id), [0, 1], "no session at all");
     for (parameters, says) in [
@@ -233,7 +238,7 @@ fn endpoint_attributes() {
     for (parameters, says) in [
         (json!({}), "`attribute` is missing"),
         (json!({"attribute": "waiting-queue"}), "`algorithm` is missing"),
-        (json!({"attribute": "waiting-queues"}), "did you mean `waiting-queue`?"),
+        (parameters("Equal", json!({"attribute": "waiting-queues"})), "did you mean `waiting-queue`?"),
         (parameters("Below", json!({})), "Below"),
     ] {
         let error = refused("endpoint-attribute-filter", parameters.clone());
@@ -298,7 +303,7 @@ fn utilization() {
         (json!({"conditions": [{"metric": "kv", "maxValue": 1}]}), "kv-cache-utilization"),
         (json!({"conditions": [{"metric": "kv-cache-utilization", "maxValue": 80}]}), "0 to 1"),
         (json!({"conditions": [{"metric": "waiting-queue"}]}), "maxValue"),
-        (json!({"conditions": [{"metric": "waiting-queue", "maxValue": -1}]}), "0 or more"),
+        (json!({"conditions": [{"metric": "waiting-queue", "maxValue": -1}]}), "at least 0"),
     ] {
         let error = refused("utilization-filter", parameters.clone());
         assert!(error.contains(says), "{parameters}: {error}");
@@ -338,10 +343,10 @@ fn utilization_detector_as_a_filter() {
     assert_eq!(kept("utilization-detector", whole, vec![load(0, 1.0), load(8, 0.0)]), [0], "as the originals allow");
     for (parameters, says) in [
         (json!({"queueDepthThreshold": 0}), "at least 1"),
-        (json!({"kvCacheUtilThreshold": 1.01}), "above 0 to 1"),
-        (json!({"headroom": -0.1}), "0 or more"),
+        (json!({"kvCacheUtilThreshold": 1.01}), "above 0 and at most 1"),
+        (json!({"headroom": -0.1}), "at least 0"),
         (json!({"metricsStalenessThreshold": "soon"}), "duration"),
-        (json!({"metricsStalenessThreshold": "0"}), "more than 0"),
+        (json!({"metricsStalenessThreshold": "0"}), "above 0"),
     ] {
         let error = refused("utilization-detector", parameters.clone());
         assert!(error.contains(says), "{parameters}: {error}");
@@ -374,7 +379,7 @@ fn concurrency() {
     for (parameters, says) in [
         (json!({"maxConcurrency": 0}), "maxConcurrency"),
         (json!({"maxTokenConcurrency": 0}), "maxTokenConcurrency"),
-        (json!({"headroom": -1}), "0 or more"),
+        (json!({"headroom": -1}), "at least 0"),
         (json!({"concurrencyMode": "vibes"}), "vibes"),
     ] {
         assert!(refused("concurrency-detector", parameters.clone()).contains(says), "{parameters}");

@@ -12,12 +12,12 @@ use super::keep_or_all;
 use attache_pool::place::Nearness;
 use attache_scheduling::facts::session::header;
 use attache_scheduling::facts::topology::{Labels, peer};
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -27,26 +27,24 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints near the one that was picked in an earlier step.",
     source: "llm-d `topology-affinity-filter`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-/// Host, llm-d's default: KV blocks move over NVLink there.
-pub const DEFAULT_MIN_AFFINITY: Nearness = Nearness::Host;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    min_affinity: Nearness,
-    peer_topology_header: Option<String>,
-    labels: Labels,
-    #[serde(rename = "topologyProducerName")]
-    _producer: Option<IgnoredAny>,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        let (min_affinity, labels) = (DEFAULT_MIN_AFFINITY, Labels::default());
-        Self { min_affinity, peer_topology_header: None, labels, _producer: None }
+parameters! {
+    struct Params {
+        /// Topology level that an endpoint must share with the one of the earlier step. `host` is llm-d's default, for
+        /// transfers over NVLink.
+        "minAffinity" => min_affinity: Nearness { default: Nearness::Host; },
+        /// Request header with the location of the endpoint that an earlier step picked. Set it only where clients
+        /// cannot send the header.
+        "peerTopologyHeader" => peer_topology_header: Option<String> { absent: "none"; },
+        /// Names of the labels with an endpoint's location.
+        "labels" => labels: Labels,
+        ignored {
+            /// Without effect: there is one source of topology.
+            "topologyProducerName": Value,
+        }
     }
 }
 

@@ -8,12 +8,12 @@
 
 use super::keep_or_all;
 use attache_scheduling::facts::figure::EndpointMetric;
-use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
+use attache_types::parameters;
 use attache_types::rng::PickRng;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -23,23 +23,30 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints below limits of requests, queue or KV cache.",
     source: "llm-d `utilization-filter`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    conditions: Vec<Condition>,
-    fallback_on_empty: bool,
-    #[serde(rename = "inFlightLoadProducerName")]
-    _load: Option<IgnoredAny>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Condition {
-    metric: String,
-    max_value: f64,
+parameters! {
+    struct Params {
+        /// Limits, all of which an endpoint must meet to stay; at least one.
+        "conditions" => conditions: Vec<Condition> { absent: "required"; },
+        /// Whether all endpoints stay if none is within the limits.
+        "fallbackOnEmpty" => fallback_on_empty: bool { default: false; },
+        ignored {
+            /// Without effect: there is one ledger.
+            "inFlightLoadProducerName": Value,
+        }
+    }
+    /// A limit of a metric.
+    struct Condition {
+        /// Name of the metric: `active-requests`, `active-tokens`, `running-requests`, `waiting-queue`,
+        /// `kv-cache-utilization`, `num_gpu_blocks` or `gpu_busy_time_ratio`. A metric that is not reported counts as
+        /// 0.
+        "metric" => metric: String,
+        /// Highest value at which an endpoint stays. For `kv-cache-utilization` it is at most 1.
+        "maxValue" => max_value: f64 { range: 0.0..; unit: "as the metric"; },
+    }
 }
 
 impl Params {
@@ -50,11 +57,8 @@ impl Params {
         let limit = |(index, c): (usize, Condition)| {
             let here = |error: ParamError| error.in_item(index).under("conditions");
             let figure = EndpointMetric::named("metric", &c.metric).map_err(here)?;
-            let most = if figure == EndpointMetric::KvUsage { 1.0 } else { f64::MAX };
-            if !(0.0..=most).contains(&c.max_value) {
-                let allowed = if figure == EndpointMetric::KvUsage { "0 to 1" } else { "0 or more" };
-                let Condition { metric, max_value } = c;
-                let message = format!("`maxValue` of `{metric}` is {max_value}; {allowed} is allowed");
+            if figure == EndpointMetric::KvUsage && c.max_value > 1.0 {
+                let message = format!("`maxValue` of `{}` is {}; 0 to 1 is allowed", c.metric, c.max_value);
                 return Err(here(ParamError::new(message).under("maxValue")));
             }
             Ok((figure, c.max_value))

@@ -12,7 +12,7 @@
 
 use super::keep_or_all;
 use attache_scheduling::facts::utilization::UtilizationLimits;
-use attache_scheduling::plugin::{Filter, Plugin};
+use attache_scheduling::plugin::{Filter, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
 use attache_types::rng::PickRng;
@@ -25,7 +25,8 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose reported queue and KV cache are not over their limits.",
     source: "GIE and llm-d `utilization-detector`",
-    build: |value| UtilizationLimits::new(value).map(|limits| Plugin::Filter(Arc::new(UtilizationDetector(limits)))),
+    parameters: section::<UtilizationLimits>,
+    build: |value| params(value).map(|limits| Plugin::Filter(Arc::new(UtilizationDetector(limits)))),
 };
 
 #[derive(Debug)]

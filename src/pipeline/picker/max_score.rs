@@ -2,7 +2,7 @@
 //! all pick the same endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
 
 use super::{Params, greatest, ordered, push_greatest};
-use attache_scheduling::plugin::{Picker, Plugin, params};
+use attache_scheduling::plugin::{Picker, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, Ranking};
 use attache_types::rng::PickRng;
@@ -16,7 +16,8 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "picker",
     summary: "Picks the greatest sum; ties at random.",
     source: "GIE `max-score-picker`",
-    build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(MaxScore { most }))),
+    parameters: section::<Params>,
+    build: |value| params::<Params>(value).map(|p| Plugin::Picker(Arc::new(MaxScore { most: p.most() }))),
 };
 
 /// The picker; the default of profiles without one.

@@ -10,24 +10,24 @@ pub mod weighted_random;
 
 use attache_scheduling::Candidate;
 use attache_scheduling::decision::Ranking;
-use attache_scheduling::plugin::ParamError;
+use attache_types::parameters;
 use attache_types::rng::PickRng;
 use rand::RngExt;
-use serde::Deserialize;
 use smallvec::SmallVec;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    max_num_of_endpoints: Option<usize>,
+parameters! {
+    struct Params {
+        /// Most endpoints in a decision: the first for the request, the others for retries. It can only lower the
+        /// pool's number.
+        "maxNumOfEndpoints" => max_num_of_endpoints: Option<usize> {
+            absent: "as many as the pool's `destination` allows"; range: 1..; unit: "endpoints";
+        },
+    }
 }
 
 impl Params {
-    fn most(self) -> Result<usize, ParamError> {
-        match self.max_num_of_endpoints {
-            Some(0) => Err(ParamError::value("maxNumOfEndpoints", 0, "at least 1 is needed")),
-            most => Ok(most.unwrap_or(usize::MAX)),
-        }
+    fn most(&self) -> usize {
+        self.max_num_of_endpoints.unwrap_or(usize::MAX)
     }
 }
 

@@ -2,7 +2,7 @@
 //! differs between endpoints. Source: GIE `random-picker`.
 
 use super::{Params, push_greatest};
-use attache_scheduling::plugin::{Picker, Plugin, params};
+use attache_scheduling::plugin::{Picker, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, Ranking};
 use attache_types::rng::PickRng;
@@ -16,7 +16,8 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "picker",
     summary: "Picks at random among what the filters left.",
     source: "GIE `random-picker`",
-    build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(Random { most }))),
+    parameters: section::<Params>,
+    build: |value| params::<Params>(value).map(|p| Plugin::Picker(Arc::new(Random { most: p.most() }))),
 };
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 //! Source: GIE `weighted-random-picker`; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
 
 use super::{Params, push_greatest};
-use attache_scheduling::plugin::{Picker, Plugin, params};
+use attache_scheduling::plugin::{Picker, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, Ranking};
 use attache_types::rng::PickRng;
@@ -22,7 +22,8 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "picker",
     summary: "Picks at random, with chances in proportion to the sums.",
     source: "GIE `weighted-random-picker`",
-    build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(WeightedRandom { most }))),
+    parameters: section::<Params>,
+    build: |value| params::<Params>(value).map(|p| Plugin::Picker(Arc::new(WeightedRandom { most: p.most() }))),
 };
 
 #[derive(Debug)]

@@ -6,9 +6,9 @@
 
 use super::only;
 use attache_scheduling::PickContext;
-use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, params, section};
 use attache_scheduling::registry::PluginDescriptor;
-use serde::Deserialize;
+use attache_types::parameters;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -18,14 +18,17 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "handler",
     summary: "One profile decides, and requests go to the chosen rank's own port.",
     source: "llm-d `data-parallel-profile-handler`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value).map(|_| Plugin::Handler(Arc::new(DataParallel))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    #[serde(rename = "primaryPort")]
-    _primary_port: Option<u16>,
+parameters! {
+    struct Params {
+        ignored {
+            /// Without effect: each rank of a server is an endpoint of its own.
+            "primaryPort": u16,
+        }
+    }
 }
 
 /// Parameters that change nothing.

@@ -12,11 +12,11 @@
 //! When not: queue lengths matter, since these deciders consider the request alone. Source: llm-d.
 
 use attache_scheduling::facts::media;
-use attache_scheduling::plugin::{NoParams, ParamError, Plugin, StageDecider, params};
+use attache_scheduling::plugin::{NoParams, Plugin, StageDecider, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::split::lacks_enough;
 use attache_scheduling::{Candidate, PickContext, Reads};
-use serde::Deserialize;
+use attache_types::parameters;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -26,7 +26,8 @@ pub const PREFIX_BASED: PluginDescriptor = PluginDescriptor {
     kind: "decider",
     summary: "Splits a request when the decode server lacks enough tokens of its prompt.",
     source: "llm-d `prefix-based-pd-decider`",
-    build: |value| params::<PrefixBased>(value)?.checked().map(|p| Plugin::Decider(Arc::new(p))),
+    parameters: section::<PrefixBased>,
+    build: |value| params::<PrefixBased>(value).map(|p| Plugin::Decider(Arc::new(p))),
 };
 
 /// Registry entry.
@@ -34,6 +35,7 @@ pub const ALWAYS: PluginDescriptor = PluginDescriptor {
     name: "always-disagg-pd-decider",
     summary: "Splits every request.",
     source: "llm-d `always-disagg-pd-decider`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Decider(Arc::new(Always))),
     ..PREFIX_BASED
 };
@@ -43,47 +45,22 @@ pub const ALWAYS_MULTIMODAL: PluginDescriptor = PluginDescriptor {
     name: "always-disagg-multimodal-decider",
     summary: "Has images, sounds and videos encoded on a server of their own.",
     source: "llm-d `always-disagg-multimodal-decider`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Decider(Arc::new(AlwaysMultimodal))),
     ..PREFIX_BASED
 };
 
-/// 0 never splits, llm-d's default: a useful value depends on the network.
-const DEFAULT_NON_CACHED_TOKENS: i64 = 0;
-/// Prompts of any length, llm-d's default.
-const DEFAULT_PROMPT_TOKENS: i64 = 0;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct PrefixBased {
-    non_cached_tokens: i64,
-    prompt_tokens: i64,
-}
-
-impl Default for PrefixBased {
-    fn default() -> Self {
-        Self { non_cached_tokens: DEFAULT_NON_CACHED_TOKENS, prompt_tokens: DEFAULT_PROMPT_TOKENS }
+parameters! {
+    // The defaults are llm-d's.
+    struct PrefixBased {
+        /// Prompt tokens not cached on the decode server from which a request is split. 0: no request is split.
+        "nonCachedTokens" => non_cached_tokens: u32 { default: 0; unit: "tokens"; },
+        /// Prompt length from which a request is split, if `nonCachedTokens` holds too.
+        "promptTokens" => prompt_tokens: u32 { default: 0; unit: "tokens"; },
     }
 }
 
-impl PrefixBased {
-    fn checked(self) -> Result<Thresholds, ParamError> {
-        let whole = |name: &str, value: i64| {
-            u32::try_from(value).map_err(|_| ParamError::value(name, value, "0 to 4294967295 is allowed"))
-        };
-        Ok(Thresholds {
-            non_cached_tokens: whole("nonCachedTokens", self.non_cached_tokens)?,
-            prompt_tokens: whole("promptTokens", self.prompt_tokens)?,
-        })
-    }
-}
-
-#[derive(Debug)]
-struct Thresholds {
-    non_cached_tokens: u32,
-    prompt_tokens: u32,
-}
-
-impl StageDecider for Thresholds {
+impl StageDecider for PrefixBased {
     fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
         decoder.is_some_and(|d| lacks_enough(cx, d, self.non_cached_tokens, self.prompt_tokens))
     }

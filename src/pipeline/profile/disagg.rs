@@ -25,11 +25,10 @@
 
 use super::{decider, position};
 use attache_scheduling::division::{DeciderName, Division, StageProfile, Stages};
-use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, StageDecider, params};
+use attache_scheduling::plugin::{Inert, ParamError, Plugin, ProfileHandler, StageDecider, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -41,6 +40,7 @@ pub const DISAGG: PluginDescriptor = PluginDescriptor {
     summary: "The decode profile decides; other profiles choose the servers of prefill and encode if their deciders \
               agree.",
     source: "llm-d `disagg-profile-handler`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
 };
 
@@ -49,7 +49,8 @@ pub const PD: PluginDescriptor = PluginDescriptor {
     name: "pd-profile-handler",
     summary: "The older name of `disagg-profile-handler`, for prefill and decode.",
     source: "llm-d `pd-profile-handler`",
-    build: |value| params::<PdParams>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
+    parameters: section::<PdParams>,
+    build: |value| params::<PdParams>(value).map(|p| Plugin::Handler(Arc::new(p.build()))),
     ..DISAGG
 };
 
@@ -59,48 +60,60 @@ pub const DEFAULT_DECODE_PROFILE: &str = "decode";
 pub const DEFAULT_PREFILL_PROFILE: &str = "prefill";
 /// llm-d's name of the profile that picks the encode servers.
 pub const DEFAULT_ENCODE_PROFILE: &str = "encode";
-/// Splits every request, as the versions with a threshold did.
-const DEFAULT_THRESHOLD: f64 = 0.0;
 /// llm-d's number of characters per token.
 const CHARACTERS_PER_TOKEN: f64 = 4.0;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    profiles: ProfileNames,
-    stage_order: StageOrder,
-    deciders: DeciderNames,
-    // The flat names of llm-d's older versions.
-    decode_profile: String,
-    prefill_profile: String,
-    encode_profile: String,
-    decider_plugin_name: String,
-    prefill_decider_plugin_name: String,
-    encode_decider_plugin_name: String,
+parameters! {
+    // Empty names are as absent ones, as in llm-d.
+    struct Params {
+        /// Names of the profiles.
+        "profiles" => profiles: ProfileNames,
+        /// Stage whose server is picked first. With `prefill-first`, every request has the prefill stage.
+        "stageOrder" => stage_order: StageOrder { default: StageOrder::DecodeFirst; },
+        /// Names of the deciders.
+        "deciders" => deciders: DeciderNames,
+        /// The older name of `profiles.decode`.
+        "decodeProfile" => decode_profile: String { default: String::new(); absent: "`decode`"; },
+        /// The older name of `profiles.prefill`.
+        "prefillProfile" => prefill_profile: String { default: String::new(); absent: "`prefill`"; },
+        /// The older name of `profiles.encode`.
+        "encodeProfile" => encode_profile: String { default: String::new(); absent: "`encode`"; },
+        /// The oldest name of `deciders.prefill`.
+        "deciderPluginName" => decider_plugin_name: String { default: String::new(); absent: "none"; },
+        /// The older name of `deciders.prefill`.
+        "prefillDeciderPluginName" => prefill_decider_plugin_name: String { default: String::new(); absent: "none"; },
+        /// The older name of `deciders.encode`.
+        "encodeDeciderPluginName" => encode_decider_plugin_name: String { default: String::new(); absent: "none"; },
+    }
+    /// Names of the profiles.
+    #[derive(Default, PartialEq, Eq)]
+    struct ProfileNames {
+        /// Profile that picks the decode server.
+        "decode" => decode: String { default: String::new(); absent: "`decode`"; },
+        /// Profile that picks the prefill server.
+        "prefill" => prefill: String { default: String::new(); absent: "`prefill`"; },
+        /// Profile that picks the encode servers.
+        "encode" => encode: String { default: String::new(); absent: "`encode`"; },
+    }
+    /// Names of the deciders.
+    #[derive(Default, PartialEq, Eq)]
+    struct DeciderNames {
+        /// Decider plugin that says whether a request has the prefill stage. `stageOrder: prefill-first` needs none.
+        "prefill" => prefill: String { default: String::new(); absent: "none: no request has the stage"; },
+        /// Decider plugin that says whether a request has the encode stage.
+        "encode" => encode: String { default: String::new(); absent: "none: no request has the stage"; },
+    }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StageOrder {
     /// llm-d's default: the tokens cached on the decode server are known when the decider runs.
-    #[default]
     DecodeFirst,
     PrefillFirst,
 }
 
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct ProfileNames {
-    decode: String,
-    prefill: String,
-    encode: String,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct DeciderNames {
-    prefill: String,
-    encode: String,
+keywords! {
+    StageOrder: "decode-first" => DecodeFirst, "prefill-first" => PrefillFirst;
 }
 
 /// `name`, or `default` if it is empty; empty means not set, as in llm-d.
@@ -203,53 +216,38 @@ pub(crate) const INERT: &[Inert] = &[
     },
 ];
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct PdParams {
-    decode_profile: String,
-    prefill_profile: String,
-    decider_plugin_name: String,
-    threshold: f64,
-    #[serde(rename = "prefixPluginType")]
-    _prefix_plugin_type: Option<IgnoredAny>,
-    #[serde(rename = "prefixPluginName")]
-    _prefix_plugin_name: Option<IgnoredAny>,
-    #[serde(rename = "primaryPort")]
-    _primary_port: Option<u16>,
-    #[serde(rename = "hashBlockSize")]
-    _hash_block_size: Option<IgnoredAny>,
-}
-
-impl Default for PdParams {
-    fn default() -> Self {
-        Self {
-            decode_profile: DEFAULT_DECODE_PROFILE.to_owned(),
-            prefill_profile: DEFAULT_PREFILL_PROFILE.to_owned(),
-            decider_plugin_name: String::new(),
-            threshold: DEFAULT_THRESHOLD,
-            _prefix_plugin_type: None,
-            _prefix_plugin_name: None,
-            _primary_port: None,
-            _hash_block_size: None,
+parameters! {
+    struct PdParams {
+        /// Profile that picks the decode server.
+        "decodeProfile" => decode_profile: String { default: DEFAULT_DECODE_PROFILE.to_owned(); },
+        /// Profile that picks the prefill server.
+        "prefillProfile" => prefill_profile: String { default: DEFAULT_PREFILL_PROFILE.to_owned(); },
+        /// Decider plugin that says whether a request is split.
+        "deciderPluginName" => decider_plugin_name: String {
+            default: String::new(); absent: "`prefix-based-pd-decider`";
+        },
+        /// Without a decider among the plugins: uncached characters of the prompt from which a request is split. 0:
+        /// every request is.
+        "threshold" => threshold: f64 { default: 0.0; range: 0.0..; unit: "characters"; },
+        ignored {
+            /// Without effect: a pool has one prefix index with its own block size, and each rank of a server is an
+            /// endpoint.
+            "prefixPluginType": Value, "prefixPluginName": Value, "primaryPort": u16, "hashBlockSize": Value,
         }
     }
 }
 
 impl PdParams {
-    fn build(self) -> Result<Disagg, ParamError> {
-        let threshold = self.threshold;
-        if !threshold.is_finite() || threshold < 0.0 {
-            return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
-        }
+    fn build(self) -> Disagg {
         let decider = if self.decider_plugin_name.is_empty() {
-            let otherwise: Arc<dyn StageDecider> = Arc::new(CharacterThreshold { threshold });
+            let otherwise: Arc<dyn StageDecider> = Arc::new(CharacterThreshold { threshold: self.threshold });
             DeciderName { name: decider::PREFIX_BASED.name.to_owned(), otherwise: Some(otherwise) }
         } else {
             DeciderName { name: self.decider_plugin_name, otherwise: None }
         };
         let prefill = StageProfile { profile: self.prefill_profile, decider: Some(decider) };
         let stages = Stages { prefill: Some(prefill), encode: None, prefill_first: false };
-        Ok(Disagg { decode: self.decode_profile, stages })
+        Disagg { decode: self.decode_profile, stages }
     }
 }
 

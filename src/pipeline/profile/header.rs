@@ -10,9 +10,9 @@ use super::position;
 use attache_scheduling::PickContext;
 use attache_scheduling::division::Division;
 use attache_scheduling::facts::session::header;
-use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, params, section};
 use attache_scheduling::registry::PluginDescriptor;
-use serde::Deserialize;
+use attache_types::parameters;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -22,6 +22,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "handler",
     summary: "The request's header names the profile that decides.",
     source: "llm-d `header-profile-handler`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Handler(Arc::new(p))),
 };
 
@@ -30,16 +31,13 @@ pub const DEFAULT_PROFILE_HEADER: &str = "EPP-Profile";
 /// llm-d's profile for requests without the header.
 pub const DEFAULT_PROFILE: &str = "decode";
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    header_name: String,
-    default_profile: String,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { header_name: DEFAULT_PROFILE_HEADER.to_owned(), default_profile: DEFAULT_PROFILE.to_owned() }
+parameters! {
+    // The defaults are llm-d's.
+    struct Params {
+        /// Request header with the name of a profile. An unknown name gets no endpoint.
+        "headerName" => header_name: String { default: DEFAULT_PROFILE_HEADER.to_owned(); },
+        /// Profile of requests without the header. If there is only one profile, that one always applies.
+        "defaultProfile" => default_profile: String { default: DEFAULT_PROFILE.to_owned(); },
     }
 }
 

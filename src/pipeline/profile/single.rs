@@ -3,7 +3,7 @@
 
 use super::only;
 use attache_scheduling::PickContext;
-use attache_scheduling::plugin::{NoParams, ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::plugin::{NoParams, ParamError, Plugin, ProfileHandler, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "handler",
     summary: "One profile decides about everything.",
     source: "GIE `single-profile-handler`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Handler(Arc::new(Single))),
 };
 

@@ -11,11 +11,11 @@
 
 use super::no_metrics;
 use attache_scheduling::facts::figure::EndpointMetric;
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
+use serde_json::Value;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -26,72 +26,74 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Scores one reported number linearly.",
     source: "llm-d `endpoint-attribute-scorer`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    attribute_key: String,
-    algorithm: Option<LinearAlgorithm>,
-    // Accepted without effect: there is one source of metrics.
-    #[serde(rename = "producer")]
-    _producer: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        /// Name of the metric: `active-requests`, `active-tokens`, `running-requests`, `waiting-queue`,
+        /// `kv-cache-utilization`, `num_gpu_blocks` or `gpu_busy_time_ratio`.
+        "attributeKey" => attribute_key: String,
+        /// Linear scale that maps the metric to a score of 0 to 1.
+        "algorithm" => algorithm: LinearAlgorithm,
+        ignored {
+            /// Without effect: there is one source of metrics.
+            "producer": Value,
+        }
+    }
+    /// A linear scale.
+    struct LinearAlgorithm {
+        /// Whether a lower or a higher value scores better.
+        "type" => direction: Direction,
+        /// Ends of the scale: `adaptiveRange` or `fixedRange`, not both.
+        "normalization" => normalization: Normalization,
+    }
+    /// Ends of a scale.
+    struct Normalization {
+        /// The scale ends at the least and the greatest value of the candidates. The mapping is empty.
+        "adaptiveRange" => adaptive_range: Option<Adaptive> { absent: "applies without `fixedRange`"; },
+        /// The scale ends at these values. Values beyond them count as the nearer end.
+        "fixedRange" => fixed_range: Option<Range> { absent: "`adaptiveRange`"; },
+    }
+    /// The values of the candidates.
+    struct Adaptive {}
+    /// Ends of a scale.
+    #[derive(Clone, Copy)]
+    struct Range {
+        /// The lower end, less than `max`.
+        "min" => min: f64 { unit: "as the metric"; },
+        /// The upper end.
+        "max" => max: f64 { unit: "as the metric"; },
+    }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinearAlgorithm {
-    r#type: Direction,
-    #[serde(default)]
-    normalization: Normalization,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     LinearLowerIsBetter,
     LinearHigherIsBetter,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Normalization {
-    adaptive_range: Option<Adaptive>,
-    fixed_range: Option<Range>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Adaptive {}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Range {
-    min: f64,
-    max: f64,
+keywords! {
+    Direction: "linear_lower_is_better" => LinearLowerIsBetter, "linear_higher_is_better" => LinearHigherIsBetter;
 }
 
 impl Params {
     fn build(self) -> Result<EndpointAttribute, ParamError> {
-        if self.attribute_key.is_empty() {
-            return Err(ParamError::new("`attributeKey` is missing"));
-        }
         let figure = EndpointMetric::named("attributeKey", &self.attribute_key)?;
-        let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
-        let Normalization { adaptive_range, fixed_range } = algorithm.normalization;
+        let Normalization { adaptive_range, fixed_range } = self.algorithm.normalization;
         match (adaptive_range, fixed_range) {
             (Some(Adaptive {}), Some(_)) => {
                 Err(ParamError::new("`normalization` has `adaptiveRange` and `fixedRange`; one of them is allowed")
                     .under("normalization")
                     .under("algorithm"))
             }
-            (_, Some(Range { min, max })) if !(min < max && min.is_finite() && max.is_finite()) => {
+            (_, Some(Range { min, max })) if min >= max => {
                 let message = format!("`fixedRange` is {min} to {max}; `min` must be less than `max`");
                 Err(ParamError::new(message).under("fixedRange").under("normalization").under("algorithm"))
             }
             (_, fixed) => {
-                let lower_wins = algorithm.r#type == Direction::LinearLowerIsBetter;
+                let lower_wins = self.algorithm.direction == Direction::LinearLowerIsBetter;
                 Ok(EndpointAttribute { figure, lower_wins, fixed })
             }
         }

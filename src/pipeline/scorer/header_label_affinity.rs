@@ -7,10 +7,10 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::header;
-use attache_scheduling::plugin::{ParamError, Plugin, ResponseHeaders, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, ResponseHeaders, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
-use serde::Deserialize;
+use attache_types::parameters;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -20,20 +20,18 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints whose label equals a header of the request.",
     source: "llm-d `header-label-affinity-scorer`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    header_name: String,
-    label_key: String,
-    stamp_response_header: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { header_name: String::new(), label_key: String::new(), stamp_response_header: true }
+parameters! {
+    struct Params {
+        /// Request header whose value the endpoint's label must equal.
+        "headerName" => header_name: String,
+        /// Endpoint label that is compared with the header.
+        "labelKey" => label_key: String,
+        /// Whether Attaché adds the header to the response, with the label's value of the endpoint that served it.
+        "stampResponseHeader" => stamp_response_header: bool { default: true; },
     }
 }
 

@@ -4,7 +4,7 @@
 //! cached blocks as free in vLLM, but not in every engine. Source: GIE `kv-cache-utilization-scorer`.
 
 use super::no_metrics;
-use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints with more free KV cache.",
     source: "GIE `kv-cache-utilization-scorer`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(KvCache))),
 };
 

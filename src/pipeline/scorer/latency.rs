@@ -15,11 +15,10 @@
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
 use attache_scheduling::facts::prediction::{self, HeadroomWeights, PredictedHeadroom, Prefer, Targets};
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params, written};
+use attache_scheduling::plugin::{Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
-use serde::Deserialize;
-use serde_json::Value;
+use attache_types::parameters;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -30,58 +29,25 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints that are predicted to meet the request's latency targets.",
     source: "llm-d and GIE `latency-scorer`",
-    build: |value| params::<Params>(value)?.build(value).map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<Params>,
+    build: |value| params(value).map(|params| Plugin::Scorer(Arc::new(Latency(params)))),
 };
 
-/// 0.8 and 0.2, the default of both: users notice the first token most.
-const DEFAULT_TTFT_WEIGHT: f64 = 0.8;
-const DEFAULT_TPOT_WEIGHT: f64 = 0.2;
-/// Weight of each part of the fallback score, the default of both.
-const DEFAULT_COMPOSITE_WEIGHT: f32 = 1.0;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    #[serde(alias = "headroomTTFTWeight")]
-    ttft_weight: f64,
-    #[serde(alias = "headroomTPOTWeight")]
-    tpot_weight: f64,
-    headroom_selection_strategy: Prefer,
-    #[serde(rename = "compositeKVWeight")]
-    kv: f32,
-    #[serde(rename = "compositeQueueWeight")]
-    queue: f32,
-    #[serde(rename = "compositePrefixWeight")]
-    prefix: f32,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            ttft_weight: DEFAULT_TTFT_WEIGHT,
-            tpot_weight: DEFAULT_TPOT_WEIGHT,
-            headroom_selection_strategy: Prefer::default(),
-            kv: DEFAULT_COMPOSITE_WEIGHT,
-            queue: DEFAULT_COMPOSITE_WEIGHT,
-            prefix: DEFAULT_COMPOSITE_WEIGHT,
-        }
-    }
-}
-
-impl Params {
-    fn build(self, given: &Value) -> Result<Latency, ParamError> {
-        for (name, weight) in [
-            (written(given, &["ttftWeight", "headroomTTFTWeight"]), self.ttft_weight),
-            (written(given, &["tpotWeight", "headroomTPOTWeight"]), self.tpot_weight),
-            ("compositeKVWeight", f64::from(self.kv)),
-            ("compositeQueueWeight", f64::from(self.queue)),
-            ("compositePrefixWeight", f64::from(self.prefix)),
-        ] {
-            if !weight.is_finite() || weight < 0.0 {
-                return Err(ParamError::value(name, weight, "0 or more is allowed"));
-            }
-        }
-        Ok(Latency(self))
+parameters! {
+    // The defaults are those of GIE and llm-d: users notice the first token most.
+    struct Params {
+        /// Weight of the headroom between the predicted time to first token and its target.
+        "ttftWeight" | "headroomTTFTWeight" => ttft_weight: f64 { default: 0.8; range: 0.0..; unit: "weight"; },
+        /// Weight of the headroom between the predicted time per output token and its target.
+        "tpotWeight" | "headroomTPOTWeight" => tpot_weight: f64 { default: 0.2; range: 0.0..; unit: "weight"; },
+        /// Whether the least or the most headroom scores highest among the endpoints that meet the targets.
+        "headroomSelectionStrategy" => headroom_selection_strategy: Prefer { default: Prefer::default(); },
+        /// While no prediction is known: weight of free KV cache.
+        "compositeKVWeight" => kv: f32 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// While no prediction is known: weight of short queues.
+        "compositeQueueWeight" => queue: f32 { default: 1.0; range: 0.0..; unit: "weight"; },
+        /// While no prediction is known: weight of the cached share of the prompt.
+        "compositePrefixWeight" => prefix: f32 { default: 1.0; range: 0.0..; unit: "weight"; },
     }
 }
 

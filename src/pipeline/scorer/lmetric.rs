@@ -9,11 +9,11 @@
 //! Tokens and requests are those that this replica knows, from the prefix index and the ledger. When not: several
 //! replicas share the servers and do not see each other's requests. Source: llm-d `lmetric-scorer`.
 
-use attache_scheduling::plugin::{Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::parameters;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -23,17 +23,17 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints with the least product of uncached prompt tokens and requests in flight.",
     source: "llm-d `lmetric-scorer`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value).map(|_| Plugin::Scorer(Arc::new(LMetric))),
 };
 
-// Accepted without effect: there is one index and one ledger.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    #[serde(rename = "prefixMatchInfoProducerName")]
-    _prefix: Option<IgnoredAny>,
-    #[serde(rename = "inFlightLoadProducerName")]
-    _load: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        ignored {
+            /// Without effect: there is one index and one ledger.
+            "prefixMatchInfoProducerName": Value, "inFlightLoadProducerName": Value,
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -5,10 +5,10 @@
 //! score the same. Source: llm-d `load-aware-scorer`.
 
 use super::no_metrics;
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
-use serde::Deserialize;
+use attache_types::parameters;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -18,30 +18,18 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints whose queue is below a threshold.",
     source: "llm-d `load-aware-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<Params>,
+    build: |value| {
+        let Params { threshold } = params(value)?;
+        Ok(Plugin::Scorer(Arc::new(LoadAware { threshold: threshold as f32 })))
+    },
 };
 
-/// 128 waiting requests, llm-d's default.
-pub const DEFAULT_THRESHOLD: u32 = 128;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Params {
-    threshold: u32,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { threshold: DEFAULT_THRESHOLD }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<LoadAware, ParamError> {
-        if self.threshold == 0 {
-            return Err(ParamError::value("threshold", self.threshold, "at least 1 is needed"));
-        }
-        Ok(LoadAware { threshold: self.threshold as f32 })
+parameters! {
+    struct Params {
+        /// Waiting requests from which an endpoint scores 0. An endpoint without any scores 0.5. 128 is llm-d's
+        /// default.
+        "threshold" => threshold: u32 { default: 128; range: 1..; unit: "requests"; },
     }
 }
 

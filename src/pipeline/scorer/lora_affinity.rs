@@ -5,7 +5,7 @@
 //! checks: active, loadable, waiting), which counts such an adapter twice.
 
 use super::no_metrics;
-use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints where the request's LoRA adapter is loaded or can be.",
     source: "GIE `lora-affinity-scorer`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(LoraAffinity))),
 };
 

@@ -14,13 +14,13 @@
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_scheduling::facts::media;
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
 use attache_types::ids::EndpointId;
+use attache_types::parameters;
 use parking_lot::Mutex;
 use quick_cache::unsync::Cache;
-use serde::Deserialize;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -30,33 +30,21 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints that have encoded the request's images, sounds and videos before.",
     source: "llm-d `mm-embeddings-cache-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<Params>,
+    build: |value| {
+        let Params { capacity } = params(value)?;
+        Ok(Plugin::Scorer(Arc::new(EmbeddingsCache { capacity, servers: Mutex::default() })))
+    },
 };
 
-/// 2,048 items, llm-d's default: 4 GiB of embeddings at 2 MiB each.
-pub const DEFAULT_ITEMS_PER_SERVER: usize = 2_048;
 /// 1,000,000 items, about 32 MB for each server.
 pub const MAX_ITEMS_PER_SERVER: usize = 1_000_000;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    items_per_server: usize,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { items_per_server: DEFAULT_ITEMS_PER_SERVER }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<EmbeddingsCache, ParamError> {
-        if !(1..=MAX_ITEMS_PER_SERVER).contains(&self.items_per_server) {
-            let allowed = format!("1 to {MAX_ITEMS_PER_SERVER} is allowed");
-            return Err(ParamError::value("itemsPerServer", self.items_per_server, &allowed));
-        }
-        Ok(EmbeddingsCache { capacity: self.items_per_server, servers: Mutex::default() })
+parameters! {
+    struct Params {
+        /// Media items that are recorded for each endpoint, the most recent ones. 2,048 are 4 GiB of embeddings at 2
+        /// MiB each.
+        "itemsPerServer" => capacity: usize { default: 2_048; range: 1..=MAX_ITEMS_PER_SERVER; unit: "items"; },
     }
 }
 

@@ -11,13 +11,13 @@
 
 use ahash::AHashMap;
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Inert, ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Inert, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
 use attache_types::ids::EndpointId;
+use attache_types::parameters;
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::Value;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -28,23 +28,22 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Spreads prompts that no endpoint holds over the endpoints in rotation.",
     source: "llm-d `no-hit-lru-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<Params>,
+    build: |value| {
+        let Params { capacity } = params(value)?;
+        Ok(Plugin::Scorer(Arc::new(NoHitLru { capacity, last_uncached: Mutex::default() })))
+    },
 };
 
-/// 1,024 endpoints, llm-d's default.
-pub const DEFAULT_LRU_SIZE: usize = 1_024;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    lru_size: usize,
-    // Accepted without effect: there is one index, and llm-d never read the last two either.
-    #[serde(rename = "prefixMatchInfoProducerName")]
-    _prefix: Option<IgnoredAny>,
-    #[serde(rename = "prefixPluginType")]
-    _plugin_type: Option<IgnoredAny>,
-    #[serde(rename = "prefixPluginName")]
-    _plugin_name: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        /// Endpoints whose last uncached prompt is recorded. 1,024 is llm-d's default.
+        "lruSize" => capacity: usize { default: 1_024; range: 1..; unit: "endpoints"; },
+        ignored {
+            /// Without effect: a pool has one index of prefixes.
+            "prefixMatchInfoProducerName": Value, "prefixPluginType": Value, "prefixPluginName": Value,
+        }
+    }
 }
 
 /// Parameters that change nothing.
@@ -54,21 +53,6 @@ pub(crate) const INERT: &[Inert] = &[Inert {
     when: |_| true,
     why: "a pool has one index of prefixes",
 }];
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { lru_size: DEFAULT_LRU_SIZE, _prefix: None, _plugin_type: None, _plugin_name: None }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<NoHitLru, ParamError> {
-        if self.lru_size == 0 {
-            return Err(ParamError::value("lruSize", 0, "at least 1 is needed"));
-        }
-        Ok(NoHitLru { capacity: self.lru_size, last_uncached: Mutex::default() })
-    }
-}
 
 #[derive(Debug)]
 struct NoHitLru {

@@ -4,10 +4,10 @@
 //! no effect. When not: in new configurations. Source: llm-d `precise-prefix-cache-scorer`.
 
 use super::prefix_cache::PrefixCacheScorer;
-use attache_scheduling::plugin::{Inert, Plugin, params};
+use attache_scheduling::plugin::{Inert, Plugin, params, section};
 use attache_scheduling::registry::PluginDescriptor;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::parameters;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -17,22 +17,18 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "The older name of `prefix-cache-scorer` where KV events are read.",
     source: "llm-d `precise-prefix-cache-scorer`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value).map(|_| Plugin::Scorer(Arc::new(PrefixCacheScorer::default()))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    #[serde(rename = "tokenProcessorConfig")]
-    _blocks: Option<IgnoredAny>,
-    #[serde(rename = "indexerConfig")]
-    _index: Option<IgnoredAny>,
-    #[serde(rename = "kvEventsConfig")]
-    _events: Option<IgnoredAny>,
-    #[serde(rename = "speculativeIndexing")]
-    _speculative: Option<IgnoredAny>,
-    #[serde(rename = "speculativeTTL")]
-    _speculative_ttl: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        ignored {
+            /// Without effect: the index is the pool's, with the settings of its `prefixCache`.
+            "tokenProcessorConfig": Value, "indexerConfig": Value, "kvEventsConfig": Value,
+            "speculativeIndexing": Value, "speculativeTTL": Value,
+        }
+    }
 }
 
 /// Parameters that change nothing.

@@ -6,11 +6,10 @@
 //! When not: prompts share no prefixes. Then all score 0 and the hashing costs time. Source: llm-d
 //! `prefix-cache-scorer`; GIE's is the case w = 0.
 
-use attache_scheduling::plugin::{Inert, ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Inert, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads, Signal};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::parameters;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -21,21 +20,12 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints that hold more of the prompt in their KV cache.",
     source: "llm-d and GIE `prefix-cache-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<PrefixCacheScorer>,
+    build: |value| params::<PrefixCacheScorer>(value).map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
 /// 8,192 tokens, llm-d's default.
 const DEFAULT_SCALE_TOKENS: u32 = 8_192;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    match_length_weight: f32,
-    match_length_scale_tokens: u32,
-    // Accepted without effect: there is one index.
-    #[serde(rename = "prefixMatchInfoProducerName")]
-    _prefix: Option<IgnoredAny>,
-}
 
 /// Parameters that change nothing.
 pub(crate) const INERT: &[Inert] = &[Inert {
@@ -45,30 +35,18 @@ pub(crate) const INERT: &[Inert] = &[Inert {
     why: "it needs a `matchLengthWeight` above 0",
 }];
 
-impl Default for Params {
-    fn default() -> Self {
-        Self { match_length_weight: 0.0, match_length_scale_tokens: DEFAULT_SCALE_TOKENS, _prefix: None }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<PrefixCacheScorer, ParamError> {
-        let weight = self.match_length_weight;
-        if !(0.0..=1.0).contains(&weight) {
-            return Err(ParamError::value("matchLengthWeight", weight, "0 to 1 is allowed"));
+parameters! {
+    /// The scorer of `prefix-cache-scorer` and of `precise-prefix-cache-scorer`.
+    pub(super) struct PrefixCacheScorer {
+        /// Weight of a match's length. The weight of its share of the prompt is 1 minus that.
+        "matchLengthWeight" => weight: f32 { default: 0.0; range: 0.0..=1.0; unit: "share"; },
+        /// Length of a match from which longer ones score no higher. 8,192 is llm-d's default.
+        "matchLengthScaleTokens" => scale: u32 { default: DEFAULT_SCALE_TOKENS; range: 1..; unit: "tokens"; },
+        ignored {
+            /// Without effect: there is one index.
+            "prefixMatchInfoProducerName": Value,
         }
-        if self.match_length_scale_tokens == 0 {
-            return Err(ParamError::value("matchLengthScaleTokens", 0, "at least 1 is needed"));
-        }
-        Ok(PrefixCacheScorer { weight, scale: self.match_length_scale_tokens })
     }
-}
-
-/// The scorer of `prefix-cache-scorer` and of `precise-prefix-cache-scorer`.
-#[derive(Debug)]
-pub(super) struct PrefixCacheScorer {
-    weight: f32,
-    scale: u32,
 }
 
 impl Default for PrefixCacheScorer {

@@ -4,7 +4,7 @@
 //! empty because the engines batch everything; then use running requests. Source: GIE `queue-scorer`.
 
 use super::{fewer_is_better, no_metrics};
-use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
@@ -16,6 +16,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints with fewer waiting requests.",
     source: "GIE `queue-scorer`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(Queue))),
 };
 

@@ -5,7 +5,7 @@
 //! full everywhere; then use queues. Source: GIE `running-requests-size-scorer`.
 
 use super::{fewer_is_better, no_metrics};
-use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints with fewer running requests.",
     source: "GIE `running-requests-size-scorer`",
+    parameters: section::<NoParams>,
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(RunningRequests))),
 };
 

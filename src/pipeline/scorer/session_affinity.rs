@@ -7,7 +7,7 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{Plugin, ResponseHeaders, Scorer, params};
+use attache_scheduling::plugin::{Plugin, ResponseHeaders, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers the endpoint that the request's session belongs to.",
     source: "llm-d `session-affinity-scorer`",
+    parameters: section::<SessionParams>,
     build: |value| {
         params::<SessionParams>(value)?
             .build()
@@ -41,6 +42,10 @@ impl Scorer for SessionAffinityScorer {
 
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         self.session.picked(cx, endpoint);
+    }
+
+    fn end_session(&self, tenant: Option<&str>, id: &str) {
+        self.session.end(tenant, id);
     }
 
     fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {

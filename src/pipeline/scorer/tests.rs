@@ -249,7 +249,7 @@ fn endpoint_attributes() {
     for (parameters, says) in [
         (json!({}), "`attributeKey` is missing"),
         (json!({"attributeKey": "waiting-queue"}), "`algorithm` is missing"),
-        (json!({"attributeKey": "DCGM_FI_DEV_GPU_UTIL"}), "known figures"),
+        (json!({"attributeKey": "DCGM_FI_DEV_GPU_UTIL", "algorithm": {"type": lower}}), "known figures"),
         (parameters(lower, json!({"fixedRange": {"min": 8, "max": 8}})), "less than"),
         (parameters(lower, json!({"adaptiveRange": {}, "fixedRange": {"min": 0, "max": 8}})), "one of them"),
         (parameters("cubic", json!({})), "cubic"),

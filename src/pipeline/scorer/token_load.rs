@@ -5,11 +5,11 @@
 //! When not: responses are long and prompts short; then use requests. Source: llm-d `token-load-scorer`; GIE's omits
 //! this request.
 
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::parameters;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -19,35 +19,22 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints with fewer prompt tokens to compute, this request's included.",
     source: "llm-d and GIE `token-load-scorer`",
-    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+    parameters: section::<Params>,
+    build: |value| {
+        let Params { threshold } = params(value)?;
+        Ok(Plugin::Scorer(Arc::new(TokenLoad { threshold: threshold as f64 })))
+    },
 };
 
-/// 4 Mi tokens, the default of both.
-pub const DEFAULT_QUEUE_THRESHOLD_TOKENS: u64 = 4_194_304;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    queue_threshold_tokens: u64,
-    // Accepted without effect: there is one ledger and one index.
-    #[serde(rename = "inFlightLoadProducerName")]
-    _load: Option<IgnoredAny>,
-    #[serde(rename = "prefixMatchInfoProducerName")]
-    _prefix: Option<IgnoredAny>,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self { queue_threshold_tokens: DEFAULT_QUEUE_THRESHOLD_TOKENS, _load: None, _prefix: None }
-    }
-}
-
-impl Params {
-    fn build(self) -> Result<TokenLoad, ParamError> {
-        if self.queue_threshold_tokens == 0 {
-            return Err(ParamError::value("queueThresholdTokens", 0, "at least 1 is needed"));
+parameters! {
+    struct Params {
+        /// Uncached prompt tokens in flight, this request's included, from which an endpoint scores 0. 4,194,304 is the
+        /// default of GIE and llm-d.
+        "queueThresholdTokens" => threshold: u64 { default: 4_194_304; range: 1..; unit: "tokens"; },
+        ignored {
+            /// Without effect: there is one ledger and one index.
+            "inFlightLoadProducerName": Value, "prefixMatchInfoProducerName": Value,
         }
-        Ok(TokenLoad { threshold: self.queue_threshold_tokens as f64 })
     }
 }
 

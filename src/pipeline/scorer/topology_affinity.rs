@@ -8,11 +8,11 @@
 use attache_pool::place::Nearness;
 use attache_scheduling::facts::session::header;
 use attache_scheduling::facts::topology::{Labels, peer};
-use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params, section};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::parameters;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Registry entry.
@@ -22,16 +22,22 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "Prefers endpoints near the one that was picked in an earlier step.",
     source: "llm-d `topology-affinity-scorer`",
+    parameters: section::<Params>,
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    peer_topology_header: Option<String>,
-    labels: Labels,
-    #[serde(rename = "topologyProducerName")]
-    _producer: Option<IgnoredAny>,
+parameters! {
+    struct Params {
+        /// Request header with the location of the endpoint that an earlier step picked. Set it only where clients
+        /// cannot send the header.
+        "peerTopologyHeader" => peer_topology_header: Option<String> { absent: "none"; },
+        /// Names of the labels with an endpoint's location.
+        "labels" => labels: Labels,
+        ignored {
+            /// Without effect: there is one source of topology.
+            "topologyProducerName": Value,
+        }
+    }
 }
 
 impl Params {

@@ -8,10 +8,10 @@ use crate::profile::single::{self, Single};
 use attache_pool::Roles;
 use attache_scheduling::division::{self, DeciderName, StageProfile};
 use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, StageDecider};
-use attache_scheduling::registry::PluginDescriptor;
-use attache_scheduling::registry::Registry;
+use attache_scheduling::registry::{PluginDescriptor, Registry};
+use attache_types::declare::{Catalogue, Kind};
+use attache_types::parameters;
 use attache_types::spelling::closest;
-use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -23,62 +23,59 @@ const DEFAULT_WEIGHT: f32 = 1.0;
 const DEFAULT_SCORERS: [(&str, f32); 3] =
     [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
 
-/// Either one profile in short form, or named plugins and the profiles that refer to them.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Params {
-    filters: Option<Vec<PartParams>>,
-    scorers: Option<Vec<ScorerParams>>,
-    picker: Option<PartParams>,
-    plugins: Option<Vec<PluginParams>>,
-    profiles: Option<Vec<ProfileParams>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PartParams {
-    r#type: String,
-    #[serde(default)]
-    parameters: Value,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ScorerParams {
-    r#type: String,
-    #[serde(default = "default_weight")]
-    weight: f32,
-    #[serde(default)]
-    parameters: Value,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PluginParams {
-    name: Option<String>,
-    r#type: String,
-    #[serde(default)]
-    parameters: Value,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ProfileParams {
-    name: String,
-    #[serde(default)]
-    plugins: Vec<Reference>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Reference {
-    plugin_ref: String,
-    #[serde(default = "default_weight")]
-    weight: f32,
-}
-
-fn default_weight() -> f32 {
-    DEFAULT_WEIGHT
+parameters! {
+    /// Either one profile in short form, or named plugins and the profiles that refer to them.
+    pub(super) struct Params {
+        /// Short form: the filters of the only profile, in order.
+        "filters" => filters: Option<Vec<PartParams>> { absent: "none"; },
+        /// Short form: the scorers of the only profile.
+        "scorers" => scorers: Option<Vec<ScorerParams>> { absent: "those of GIE, if there is no other parameter"; },
+        /// Short form: the picker of the only profile.
+        "picker" => picker: Option<PartParams> { absent: "`max-score-picker`"; },
+        /// Long form: named plugins, to which `profiles` refer.
+        "plugins" => plugins: Option<Vec<PluginParams>> { absent: "none"; },
+        /// Long form: the profiles. Several need a profile handler among `plugins`.
+        "profiles" => profiles: Option<Vec<ProfileParams>> { absent: "one profile of all `plugins`"; },
+    }
+    /// A plugin.
+    struct PartParams {
+        /// Its type.
+        "type" => r#type: String,
+        /// Its parameters.
+        "parameters" => parameters: Value { absent: "its defaults"; kind: Kind::Parameters(Catalogue::Parts); },
+    }
+    /// A scorer.
+    struct ScorerParams {
+        /// Its type.
+        "type" => r#type: String,
+        /// Factor of its scores, 0 or more.
+        "weight" => weight: f32 { default: DEFAULT_WEIGHT; unit: "weight"; },
+        /// Its parameters.
+        "parameters" => parameters: Value { absent: "its defaults"; kind: Kind::Parameters(Catalogue::Parts); },
+    }
+    /// A plugin that profiles refer to.
+    struct PluginParams {
+        /// Name to which profiles refer. It is unique.
+        "name" => name: Option<String> { absent: "its type"; },
+        /// Its type.
+        "type" => r#type: String,
+        /// Its parameters.
+        "parameters" => parameters: Value { absent: "its defaults"; kind: Kind::Parameters(Catalogue::Parts); },
+    }
+    /// A profile.
+    struct ProfileParams {
+        /// Name of the profile. It is unique and not empty.
+        "name" => name: String,
+        /// Plugins of the profile. Each may be listed once.
+        "plugins" => plugins: Vec<Reference> { absent: "none"; },
+    }
+    /// A plugin of a profile.
+    struct Reference {
+        /// Name of a plugin in `plugins`.
+        "pluginRef" => plugin_ref: String,
+        /// Factor of the scores of a scorer, 0 or more. Other plugins ignore it.
+        "weight" => weight: f32 { default: DEFAULT_WEIGHT; unit: "weight"; },
+    }
 }
 
 impl Params {

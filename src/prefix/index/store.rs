@@ -155,7 +155,9 @@ impl Writer {
                 at = RunPosition { run: child, offset: 0 };
                 continue;
             } else {
-                self.add(sh, slot, claim, &mut at, (rest, &spots))
+                let added = self.add(sh, slot, claim, &mut at, (rest, &spots));
+                effect.first += added.0;
+                added
             };
             effect.new += done.1;
             rest = rest.get(done.0 as usize..).unwrap_or_default();

@@ -79,6 +79,9 @@ pub struct StoreEffect {
     pub new: u32,
     /// Number of blocks that count as another copy now.
     pub again: u32,
+    /// Number of blocks that no holder had. They are the last ones of the report. Blocks of a cleared holder may count
+    /// as held until the index reuses their memory.
+    pub first: u32,
 }
 
 /// A block was stored behind a parent that the index does not have.

@@ -1,8 +1,5 @@
 //! The keys and type names that matter in a response; all others are one variant.
 
-/// Longest word that is stored, in bytes; the longest one below has 26.
-const MAX_WORD: usize = 32;
-
 /// A key, or the `type` of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Word {
@@ -65,36 +62,5 @@ impl Word {
             b"type" => Self::Type,
             _ => Self::Other,
         }
-    }
-}
-
-/// Collects a word that arrives in pieces.
-#[derive(Debug, Default)]
-pub(super) struct WordBuffer {
-    bytes: [u8; MAX_WORD],
-    /// Length so far; more than [`MAX_WORD`] when the word is too long to store.
-    len: usize,
-}
-
-impl WordBuffer {
-    pub(super) fn push(&mut self, part: &[u8]) {
-        match self.bytes.get_mut(self.len..self.len + part.len()) {
-            Some(room) => {
-                room.copy_from_slice(part);
-                self.len += part.len();
-            }
-            None => self.len = MAX_WORD + 1,
-        }
-    }
-
-    /// Returns the word that ends with `last`, and clears the buffer.
-    pub(super) fn finish(&mut self, last: &[u8]) -> Word {
-        if self.len == 0 {
-            return Word::of(last);
-        }
-        self.push(last);
-        let word = self.bytes.get(..self.len).map_or(Word::Other, Word::of);
-        self.len = 0;
-        word
     }
 }

@@ -27,6 +27,7 @@ const COMPLETIONS: &[&str] = &[
     "echo",
     "logprobs",
     "vllm_xargs",
+    "session_id",
 ];
 const CHAT: &[&str] = &[
     "model",
@@ -49,6 +50,7 @@ const CHAT: &[&str] = &[
     "continue_final_message",
     "return_assistant_tokens_mask",
     "vllm_xargs",
+    "session_id",
 ];
 const RESPONSES: &[&str] = &[
     "model",
@@ -65,6 +67,7 @@ const RESPONSES: &[&str] = &[
     "chat_template_kwargs",
     "reasoning",
     "prompt",
+    "session_id",
 ];
 const CONVERSATIONS: &[&str] = &["model", "items"];
 const MESSAGES: &[&str] = &[
@@ -78,6 +81,8 @@ const MESSAGES: &[&str] = &[
     "vllm_xargs",
     "chat_template_kwargs",
     "output_config",
+    "metadata",
+    "session_id",
 ];
 /// Members of an object about reasoning.
 const REASONING: &[&str] = &["effort"];
@@ -204,6 +209,8 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             "sampling_params" => walk.value(Sampling { body: self, members: SAMPLING })?,
             "vllm_xargs" | "extra_args" => self.request.sets_report_mode |= walk.value(EngineArguments)?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
+            "session_id" => self.request.session_id = walk.value(Name)?,
+            "metadata" => self.request.metadata_user_id = walk.value(Metadata)?,
             "chat_template" => {
                 let raw = walk.raw_of(Typed { field: name, expected: ValueType::String, allowed: "a string" })?;
                 TemplateSettings::set(&mut self.prompt.prompt.settings.template, raw);
@@ -498,6 +505,27 @@ impl<'de> ValueShape<'de> for ConversationId {
             Ok(())
         })?;
         Ok(id)
+    }
+}
+
+/// The `metadata` of a Messages request: its `user_id`.
+#[derive(Clone, Copy, Debug)]
+struct Metadata;
+
+impl<'de> ValueShape<'de> for Metadata {
+    type Out = Option<Cow<'de, str>>;
+
+    fn other(self, _: ValueType) -> Result<Self::Out, RequestError> {
+        Ok(None)
+    }
+
+    fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
+        let mut user_id = None;
+        walk.fields(&["user_id"], |walk, _| {
+            user_id = walk.value(Name)?;
+            Ok(())
+        })?;
+        Ok(user_id)
     }
 }
 

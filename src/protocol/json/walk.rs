@@ -11,6 +11,8 @@ use std::ops::Range;
 
 /// Deepest nesting that is walked whatever the limits are: each level costs a stack frame.
 const DEPTH_CEILING: u32 = 512;
+/// Members that may occur twice, of which the last one counts: they say who sent the request, not what servers compute.
+const REPEATABLE: &[&str] = &["session_id", "metadata", "user_id"];
 
 /// The state of one walk over a body.
 #[derive(Debug)]
@@ -185,7 +187,7 @@ impl<'l, 'de> Walk<'l, 'de> {
 
     /// Walks the members of an object. Each one in `table` (at most 64 names) is passed to `on`, which must read
     /// its value; others are skipped. A member of the table that occurs twice is rejected, because servers
-    /// disagree on which one counts.
+    /// disagree on which one counts. Those in [`REPEATABLE`] are not.
     pub(super) fn fields(
         &mut self,
         table: &'static [&'static str],
@@ -197,7 +199,7 @@ impl<'l, 'de> Walk<'l, 'de> {
                 self.value(Skim)?;
                 continue;
             };
-            if seen & bit != 0 {
+            if seen & bit != 0 && !REPEATABLE.contains(&name) {
                 let error = RequestError::new(Reason::DuplicateField, format!("`{name}` comes twice, once is allowed"));
                 return Err(error.param(name).into());
             }

@@ -9,32 +9,38 @@ struct Seen(Vec<(bool, Option<String>)>, usize);
 impl Visitor for Seen {
     type Member = ();
 
-    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<()> {
+    fn wants(&mut self, path: &[()], name: &[u8]) -> Wanted<()> {
         match name {
             b"a" => Wanted::Value(()),
-            b"o" if !inner => Wanted::Members,
+            b"o" if path.is_empty() => Wanted::Members(()),
             _ => Wanted::No,
         }
     }
 
-    fn begin(&mut self) {}
+    fn begin(&mut self, path: &[()]) {
+        if !path.is_empty() {
+            self.0.retain(|(inner, _)| !inner);
+        }
+    }
 
-    fn inner(&mut self) {
+    fn mistyped(&mut self, _: &[()], (): (), _: u8) {
         self.0.retain(|(inner, _)| !inner);
     }
 
-    fn value(&mut self, inner: bool, (): (), value: Option<&[u8]>) {
-        self.0.push((inner, value.map(|value| String::from_utf8_lossy(value).into_owned())));
+    fn value(&mut self, path: &[()], (): (), value: Option<&[u8]>) {
+        self.0.push((!path.is_empty(), value.map(|value| String::from_utf8_lossy(value).into_owned())));
     }
 
-    fn end(&mut self, number: usize) {
-        assert_eq!(number, self.1);
-        self.1 += 1;
+    fn end(&mut self, path: &[()], number: usize) {
+        if path.is_empty() {
+            assert_eq!(number, self.1);
+            self.1 += 1;
+        }
     }
 }
 
 fn seen<'c>(lists: bool, chunks: impl IntoIterator<Item = &'c [u8]>) -> Seen {
-    let (mut reader, mut seen) = (MemberReader::new(lists), Seen::default());
+    let (mut reader, mut seen) = (MemberReader::new(lists, DEFAULT_MAX_VALUE_BYTES), Seen::default());
     chunks.into_iter().for_each(|chunk| reader.push(chunk, &mut seen));
     seen
 }
@@ -55,7 +61,8 @@ fn members_are_found_only_at_their_position() {
         (r#"{"o":{"a":1,"o":{"a":2}},"p":[{"a":3}],"q":"\"a\":4,"}"#, &[(true, "1")], 1),
         (r#"{"o":{"a":1},"o":{"b":1}}"#, &[], 1),
         (r#"{"o":{"a":1},"o":7}"#, &[], 1),
-        (r#"{"\u0061":1}"#, &[], 1),
+        (r#"{"\u0061":1}"#, &[(false, "1")], 1),
+        (r#"{"\a":1,"\u00":2,"a\\":3}"#, &[], 1),
         (r#"{"o":[{"a":1}]}"#, &[], 1),
         (r#"{"a":1"#, &[], 0),
         (r#"{"a":"1"#, &[], 0),

@@ -9,6 +9,7 @@ use attache_picker::known::{KnownBlocks, KnownKeys, KnownRequest, RecordedFacts}
 use attache_picker::quotas::Allowance;
 use attache_picker::tenant::Tenant;
 use attache_protocol::{Api, Prompt, Request};
+use attache_record::headers::TENANT;
 use attache_record::{Decided, Looked};
 use attache_scheduling::Dispatch;
 use attache_scheduling::Subset;
@@ -28,6 +29,10 @@ struct RecordedHeaders<'a>(&'a BTreeMap<String, Option<String>>);
 impl HeaderSource for RecordedHeaders<'_> {
     fn header(&self, name: &str) -> Option<&str> {
         self.0.get(name)?.as_deref()
+    }
+
+    fn tenant(&self) -> Option<&str> {
+        self.header(TENANT)
     }
 }
 
@@ -65,6 +70,7 @@ pub(super) fn with_request<R>(
     let (head, subset) = (head(state, d), subset(d));
     let view = RequestView {
         head: &head,
+        pool: None,
         called: "",
         api: Api::ChatCompletions,
         response_id: None,

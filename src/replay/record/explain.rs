@@ -158,6 +158,7 @@ impl RecordedRequest<'_> {
             strategy: d.strategy.to_string(),
             profile: None,
             priority: d.priority,
+            agent: None,
             waited_ms: d.waited.as_secs_f64() * 1e3,
             prompt_tokens: d.estimated,
             endpoints: Vec::new(),

@@ -94,6 +94,11 @@ impl<'a> RecordingPlayer<'a> {
                 self.begin_live(live, settings(&shown, self.registry, number)?, number)
             }
             Line::Decide(decided) => self.decide(&decided, number),
+            Line::SessionEnd { session, tenant } => {
+                let pools = self.lives.values().flat_map(|live| live.pools.values());
+                pools.for_each(|pool| pool.choices().end_session(tenant.as_deref(), &session));
+                Ok(())
+            }
             line @ (Line::Moved { .. }
             | Line::Dispatch { .. }
             | Line::Health { .. }

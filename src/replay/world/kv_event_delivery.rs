@@ -8,7 +8,7 @@
 use super::World;
 use crate::front::root;
 use crate::queue::SimEvent;
-use attache_prefix::index::{HolderId, StoredBlock, Tier};
+use attache_prefix::index::{HolderId, Origin, StoredBlock, Tier};
 use attache_prefix::key::{BlockKey, EngineHash};
 use attache_prefix::trust::{Trust, TrustCell};
 use attache_sim::engine::{Engine, KvBatch};
@@ -103,7 +103,7 @@ impl World<'_> {
         match heard {
             KvNews::Gap => _ = link.trust.set(Trust::Syncing),
             KvNews::Events(events) => {
-                self.tell_events(link, events);
+                self.tell_events(link, events, now);
                 // Another replay may be in progress.
                 if link.replayed <= now {
                     link.trust.set(Trust::Exact);
@@ -117,8 +117,9 @@ impl World<'_> {
     }
 
     /// Applies events to the index.
-    fn tell_events(&self, link: &KvEventLink, events: &[KvEvent]) {
-        let index = self.pickers.first().cache.index();
+    fn tell_events(&self, link: &KvEventLink, events: &[KvEvent], now: Timestamp) {
+        let cache = &self.pickers.first().cache;
+        let index = cache.index();
         for event in events {
             match event {
                 KvEvent::Stored { parent, blocks, lora, .. } => {
@@ -129,7 +130,10 @@ impl World<'_> {
                     };
                     let blocks: Vec<StoredBlock> = blocks.iter().enumerate().map(stored).collect();
                     // Blocks behind one that was evicted meanwhile can't be found by the engine either.
-                    let _ = index.store(link.holder, Tier::Gpu, parent.map(|p| EngineHash(p.0)), &blocks);
+                    let parent = parent.map(|p| EngineHash(p.0));
+                    if let Ok(stored) = index.report(link.holder, Tier::Gpu, parent, &blocks, Origin::New) {
+                        cache.recomputed_blocks().stored(&blocks, stored.first, now);
+                    }
                 }
                 KvEvent::Removed { hash } => index.remove(link.holder, Tier::Gpu, &[EngineHash(hash.0)]),
                 KvEvent::Cleared => index.clear(link.holder),

@@ -6,8 +6,7 @@
 
 use crate::plugin::{Inert, ParamError, params};
 use attache_pool::Endpoint;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use attache_types::{keywords, parameters};
 use serde_json::Value;
 
 /// 100 requests, the default of GIE and llm-d.
@@ -15,25 +14,35 @@ pub const DEFAULT_MAX_CONCURRENCY: u32 = 100;
 /// A million tokens, the default of GIE and llm-d.
 pub const DEFAULT_MAX_TOKEN_CONCURRENCY: u64 = 1_000_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConcurrencyMode {
     Requests,
     Tokens,
     Hybrid,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    concurrency_mode: ConcurrencyMode,
-    max_concurrency: u32,
-    max_token_concurrency: u64,
-    headroom: f64,
-    compat: bool,
-    // Accepted without effect: there is one ledger.
-    #[serde(rename = "inFlightLoadProducerName")]
-    _load: Option<IgnoredAny>,
+keywords! {
+    ConcurrencyMode: "requests" => Requests, "tokens" => Tokens, "hybrid" => Hybrid;
+}
+
+parameters! {
+    /// Parameters of `concurrency-detector`.
+    pub struct ConcurrencyParams {
+        /// Which limits apply: requests, tokens, or both (`hybrid`).
+        "concurrencyMode" => mode: ConcurrencyMode { default: ConcurrencyMode::Requests; },
+        /// Requests in flight at which an endpoint is full.
+        "maxConcurrency" => requests: u32 { default: DEFAULT_MAX_CONCURRENCY; range: 1..; unit: "requests"; },
+        /// Uncached prompt tokens in flight at which an endpoint is full.
+        "maxTokenConcurrency" => tokens: u64 { default: DEFAULT_MAX_TOKEN_CONCURRENCY; range: 1..; unit: "tokens"; },
+        /// Share of the limits by which the filter lets an endpoint exceed them. The detector ignores it.
+        "headroom" => headroom: f64 { default: 0.0; range: 0.0..; unit: "share"; },
+        /// Whether the detector counts load beyond the limits of an endpoint too, as in GIE and llm-d.
+        "compat" => compat: bool { default: false; },
+        ignored {
+            /// Without effect: there is one ledger.
+            "inFlightLoadProducerName": Value,
+        }
+    }
 }
 
 fn mode(parameters: &Value) -> &str {
@@ -56,19 +65,6 @@ pub const INERT: &[Inert] = &[
     },
 ];
 
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            concurrency_mode: ConcurrencyMode::Requests,
-            max_concurrency: DEFAULT_MAX_CONCURRENCY,
-            max_token_concurrency: DEFAULT_MAX_TOKEN_CONCURRENCY,
-            headroom: 0.0,
-            compat: false,
-            _load: None,
-        }
-    }
-}
-
 /// Limits of the requests and tokens in flight on an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyLimits {
@@ -87,23 +83,7 @@ impl ConcurrencyLimits {
     /// # Errors
     /// A capacity or the headroom is out of range.
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params {
-            concurrency_mode: mode,
-            max_concurrency: requests,
-            max_token_concurrency: tokens,
-            headroom,
-            compat,
-            ..
-        } = params(parameters)?;
-        if requests == 0 {
-            return Err(ParamError::value("maxConcurrency", requests, "at least 1 is needed"));
-        }
-        if tokens == 0 {
-            return Err(ParamError::value("maxTokenConcurrency", tokens, "at least 1 is needed"));
-        }
-        if !(0.0..f64::INFINITY).contains(&headroom) {
-            return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
-        }
+        let ConcurrencyParams { mode, requests, tokens, headroom, compat } = params(parameters)?;
         Ok(Self {
             requests: (mode != ConcurrencyMode::Tokens).then_some(f64::from(requests)),
             tokens: (mode != ConcurrencyMode::Requests).then_some(tokens as f64),

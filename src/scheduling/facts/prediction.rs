@@ -13,7 +13,7 @@
 
 use crate::{Candidate, PickContext, RequestFacts};
 use attache_pool::speed::Bounds;
-use serde::Deserialize;
+use attache_types::keywords;
 
 /// Headers with the client's target for the time to the first token, in milliseconds: llm-d's older and newer name.
 /// The first one present counts.
@@ -93,14 +93,17 @@ pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Predic
 }
 
 /// Which endpoint wins among those that meet the targets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefer {
     /// The endpoint with the least headroom: fast ones stay free for requests that need them.
     #[default]
     Least,
     /// The endpoint with the most headroom.
     Most,
+}
+
+keywords! {
+    Prefer: "least" => Least, "most" => Most;
 }
 
 /// Relative weights of the two headrooms.

@@ -6,19 +6,20 @@
 //! session_id                request: `x-session-id: anything`; the server of the id's last request is recorded
 //! ```
 //!
-//! Clients choose the ids, so they are stored as keyed hashes, at most [`MAX_SESSIONS`], least recently used evicted
-//! first. Each expires `evictionTtlSeconds` after its last request. The parameters are those of llm-d's
-//! session-affinity filter and scorer, old and new.
+//! Clients choose the ids, so they are stored as keyed hashes, apart by tenant and at most [`MAX_SESSIONS`], least
+//! recently used evicted first. Each expires `evictionTtlSeconds` after its last request, or when its client ends it.
+//! The parameters are those of llm-d's session-affinity filter and scorer, old and new.
 
 use crate::plugin::{Inert, ParamError, ResponseHeaders};
 use crate::{Candidate, PickContext};
 use attache_pool::Endpoint;
 use attache_types::clock::Timestamp;
+use attache_types::declare::above;
 use attache_types::ids::EndpointId;
+use attache_types::{keywords, parameters};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use quick_cache::sync::Cache;
-use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -37,34 +38,64 @@ pub const MAX_SESSIONS: usize = 100_000;
 /// Longest token that is decoded, in bytes: four times the longest name of a pod.
 const MAX_TOKEN_BYTES: usize = 1_024;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SessionStrategy {
-    #[default]
     EncodedEndpointHeader,
-    #[serde(alias = "session_id_header")]
     SessionId,
 }
 
-/// Parameters of session affinity, as configured.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct SessionParams {
-    #[serde(alias = "algorithm")]
-    strategy: SessionStrategy,
-    encoded_endpoint_header_config: TokenParams,
-    session_id_config: IdParams,
-    /// The older scorer's parameter for the header of either strategy.
-    header_name: Option<String>,
-    /// The older scorer's parameter for the lifetime.
-    eviction_ttl_seconds: Option<f64>,
-    // Accepted without effect, see `INERT`.
-    #[serde(rename = "profileName")]
-    _profile: Option<String>,
-    #[serde(rename = "evictionSweepSeconds")]
-    _sweep: Option<f64>,
-    #[serde(rename = "missThreshold")]
-    _misses: Option<u32>,
+keywords! {
+    SessionStrategy: "encoded_endpoint_header" => EncodedEndpointHeader,
+        "session_id" | "session_id_header" => SessionId;
+}
+
+parameters! {
+    /// Parameters of session affinity, as configured.
+    pub struct SessionParams {
+        /// How sessions are identified: by a token with the server's name, or by an id for which Attaché records the
+        /// server.
+        "strategy" | "algorithm" => strategy: SessionStrategy { default: SessionStrategy::EncodedEndpointHeader; },
+        /// With `encoded_endpoint_header`: where the token is.
+        "encodedEndpointHeaderConfig" => token: TokenParams,
+        /// With `session_id`: where the id is, and how long it is kept.
+        "sessionIdConfig" => id: IdParams,
+        /// The older scorer's name for the header of either strategy.
+        "headerName" => header_name: Option<String> { absent: "`x-session-token` or `x-session-id`"; },
+        /// The older scorer's name for `sessionIdConfig.evictionTtlSeconds`.
+        "evictionTtlSeconds" => eviction_ttl_seconds: Option<f64> {
+            absent: "`300`"; range: above(0.0); unit: "seconds";
+        },
+        ignored {
+            /// Without effect: profiles list their plugins, sessions expire without a sweep, and unavailable servers
+            /// are replaced at once.
+            "profileName": String, "evictionSweepSeconds": f64, "missThreshold": u32,
+        }
+    }
+    /// Where the token of a session is.
+    struct TokenParams {
+        /// Header of requests and responses that carries the token.
+        "header" => header: Option<String> { absent: "`x-session-token`"; },
+    }
+    /// Where the id of a session is.
+    struct IdParams {
+        /// Places of the id. The first one that a request has counts.
+        "sources" => sources: Vec<SessionSource> { absent: "the header `x-session-id`"; },
+        /// Time after its last request at which a session expires.
+        "evictionTtlSeconds" => eviction_ttl_seconds: Option<f64> {
+            absent: "`300`"; range: above(0.0); unit: "seconds";
+        },
+        ignored {
+            /// Without effect: expired sessions are dropped without a sweep.
+            "evictionSweepSeconds": f64,
+        }
+    }
+    /// A header with the id of a session.
+    struct SessionSource {
+        /// Request header with the id.
+        "header" => header: Option<String> { absent: "required without `attribute`"; },
+        /// `agent-identity`: the session headers of Claude Code, OpenCode and Codex.
+        "attribute" => attribute: Option<String> { absent: "required without `header`"; },
+    }
 }
 
 const PLUGINS: &[&str] = &["session-affinity-filter", "session-affinity-scorer"];
@@ -135,28 +166,6 @@ pub const INERT: &[Inert] = &[
     },
 ];
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct TokenParams {
-    header: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct IdParams {
-    sources: Vec<SessionSource>,
-    eviction_ttl_seconds: Option<f64>,
-    #[serde(rename = "evictionSweepSeconds")]
-    _sweep: Option<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SessionSource {
-    header: Option<String>,
-    attribute: Option<String>,
-}
-
 impl SessionParams {
     /// Checks the parameters and builds the session lookup.
     ///
@@ -165,12 +174,12 @@ impl SessionParams {
     pub fn build(self) -> Result<Session, ParamError> {
         match self.strategy {
             SessionStrategy::EncodedEndpointHeader => {
-                let given = self.encoded_endpoint_header_config.header.or(self.header_name);
+                let given = self.token.header.or(self.header_name);
                 Ok(Session::Token { header: header("header", given.as_deref().unwrap_or(DEFAULT_TOKEN_HEADER))? })
             }
             SessionStrategy::SessionId => {
                 let mut headers = Vec::new();
-                for (index, source) in self.session_id_config.sources.into_iter().enumerate() {
+                for (index, source) in self.id.sources.into_iter().enumerate() {
                     match (source.header, source.attribute.as_deref()) {
                         (Some(name), None) => headers.push(
                             header("header", &name)
@@ -192,21 +201,14 @@ impl SessionParams {
                 if headers.is_empty() {
                     headers.push(header("headerName", self.header_name.as_deref().unwrap_or(DEFAULT_ID_HEADER))?);
                 }
-                let ttl = match (self.session_id_config.eviction_ttl_seconds, self.eviction_ttl_seconds) {
-                    (Some(seconds), _) => lifetime(seconds).map_err(|e| e.under("sessionIdConfig"))?,
-                    (None, Some(seconds)) => lifetime(seconds)?,
-                    (None, None) => DEFAULT_SESSION_TTL,
-                };
+                let seconds = self.id.eviction_ttl_seconds.or(self.eviction_ttl_seconds);
+                let lifetime = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+                let ttl = seconds.map_or(DEFAULT_SESSION_TTL, lifetime);
                 let bindings = Box::new(Cache::new(MAX_SESSIONS));
                 Ok(Session::Id { headers, ttl, bindings, hasher: ahash::RandomState::new() })
             }
         }
     }
-}
-
-fn lifetime(seconds: f64) -> Result<Duration, ParamError> {
-    let ttl = Duration::try_from_secs_f64(seconds).ok().filter(|ttl| !ttl.is_zero());
-    ttl.ok_or_else(|| ParamError::value("evictionTtlSeconds", seconds, "more than 0 is allowed"))
 }
 
 /// A header's name in lower case.
@@ -242,7 +244,7 @@ pub enum Session {
         headers: Vec<Box<str>>,
         /// Time after its last request at which a session expires.
         ttl: Duration,
-        /// Recorded servers, by the id's hash.
+        /// Recorded servers, by the hash of tenant and id.
         bindings: Box<Cache<u64, Binding>>,
         /// Keyed, so that clients cannot make ids collide.
         hasher: ahash::RandomState,
@@ -298,6 +300,13 @@ impl Session {
         }
     }
 
+    /// Forgets the server of the session `id` of `tenant`.
+    pub fn end(&self, tenant: Option<&str>, id: &str) {
+        if let Session::Id { bindings, hasher, .. } = self {
+            bindings.remove(&hasher.hash_one((tenant, id)));
+        }
+    }
+
     /// Adds the session token with the server's name to the response.
     pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         if let Session::Token { header } = self {
@@ -308,6 +317,6 @@ impl Session {
     fn key(&self, cx: &PickContext<'_>) -> Option<u64> {
         let Session::Id { headers, hasher, .. } = self else { return None };
         let mut ids = headers.iter().filter_map(|name| cx.request.headers.get(name).map(str::trim));
-        ids.find(|id| !id.is_empty()).map(|id| hasher.hash_one(id))
+        ids.find(|id| !id.is_empty()).map(|id| hasher.hash_one((cx.request.headers.tenant(), id)))
     }
 }

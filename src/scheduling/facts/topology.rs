@@ -3,7 +3,7 @@
 use crate::PickContext;
 use attache_pool::Endpoint;
 use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_RACK_LABEL, DEFAULT_REGION_LABEL, DEFAULT_ZONE_LABEL, Place};
-use serde::Deserialize;
+use attache_types::parameters;
 
 /// Reads `host=node12,rack=r7,zone=a,region=eu`, as prefill schedulers add it to responses; `None` if no level is
 /// known.
@@ -22,24 +22,17 @@ fn parse(text: &str) -> Option<Place> {
     Some(Place::named([host, rack, zone, region])).filter(|place| place.is_known())
 }
 
-/// Names of the labels with an endpoint's location.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Labels {
-    hostname: Box<str>,
-    rack: Box<str>,
-    zone: Box<str>,
-    region: Box<str>,
-}
-
-impl Default for Labels {
-    fn default() -> Self {
-        Self {
-            hostname: DEFAULT_HOST_LABEL.into(),
-            rack: DEFAULT_RACK_LABEL.into(),
-            zone: DEFAULT_ZONE_LABEL.into(),
-            region: DEFAULT_REGION_LABEL.into(),
-        }
+parameters! {
+    /// Names of the labels with an endpoint's location.
+    pub struct Labels {
+        /// Label with the host.
+        "hostname" => hostname: String { default: DEFAULT_HOST_LABEL.to_owned(); },
+        /// Label with the rack.
+        "rack" => rack: String { default: DEFAULT_RACK_LABEL.to_owned(); },
+        /// Label with the zone.
+        "zone" => zone: String { default: DEFAULT_ZONE_LABEL.to_owned(); },
+        /// Label with the region.
+        "region" => region: String { default: DEFAULT_REGION_LABEL.to_owned(); },
     }
 }
 

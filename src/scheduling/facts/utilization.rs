@@ -3,12 +3,11 @@
 //! The filter of that name and the detector of flow control have the same parameters. The filter checks one endpoint
 //! at a time, flow control the whole pool.
 
-use crate::plugin::{ParamError, params};
 use attache_pool::{EndpointMetrics, EndpointState};
 use attache_types::clock::Timestamp;
-use attache_types::units::parse_duration;
-use serde::Deserialize;
-use serde_json::Value;
+use attache_types::declare::above;
+use attache_types::parameters;
+use std::ops::Bound::{Excluded, Included};
 use std::time::Duration;
 
 /// 5 waiting requests, the default of GIE and llm-d.
@@ -16,80 +15,37 @@ pub const DEFAULT_QUEUE_DEPTH_THRESHOLD: u32 = 5;
 /// 80 % of the cache, the default of GIE and llm-d.
 pub const DEFAULT_KV_CACHE_UTIL_THRESHOLD: f64 = 0.8;
 
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    queue_depth_threshold: u32,
-    kv_cache_util_threshold: f64,
-    metrics_staleness_threshold: Option<String>,
-    headroom: f64,
-    compat: bool,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            queue_depth_threshold: DEFAULT_QUEUE_DEPTH_THRESHOLD,
-            kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
-            metrics_staleness_threshold: None,
-            headroom: 0.0,
-            compat: false,
-        }
+parameters! {
+    /// Limits of an endpoint's reported queue and KV cache.
+    #[derive(Clone, Copy)]
+    pub struct UtilizationLimits {
+        /// Waiting requests at which the detector counts an endpoint as full. The filter drops the endpoint above that
+        /// number.
+        "queueDepthThreshold" => pub queue: u32 {
+            default: DEFAULT_QUEUE_DEPTH_THRESHOLD; range: 1..; unit: "requests";
+        },
+        /// KV cache usage at which the detector counts an endpoint as full. The filter drops the endpoint above that
+        /// share.
+        "kvCacheUtilThreshold" => pub kv: f64 {
+            default: DEFAULT_KV_CACHE_UTIL_THRESHOLD; range: (Excluded(0.0), Included(1.0)); unit: "share";
+        },
+        /// Age above which metrics are stale. The filter then drops the endpoint; the detector counts Attaché's own
+        /// requests instead.
+        "metricsStalenessThreshold" => pub fresh_for: Option<Duration> {
+            absent: "`scrape.staleAfter` of the pool"; range: above(Duration::ZERO);
+        },
+        /// Share of the limits by which the filter lets an endpoint exceed them. The detector ignores it.
+        "headroom" => headroom: f64 { default: 0.0; range: 0.0..; unit: "share"; },
+        /// Whether the detector counts load beyond the limits of an endpoint too, as in GIE and llm-d.
+        "compat" => pub compat: bool { default: false; },
     }
-}
-
-/// Limits of an endpoint's reported queue and KV cache.
-#[derive(Clone, Copy, Debug)]
-pub struct UtilizationLimits {
-    /// Most waiting requests on one endpoint.
-    pub queue: f64,
-    /// Highest KV cache usage, 0..=1.
-    pub kv: f64,
-    /// Age up to which metrics are fresh; `None` for the pool's own limit.
-    pub fresh_for: Option<Duration>,
-    /// The detector counts load beyond the limits of an endpoint too.
-    pub compat: bool,
-    headroom: f64,
 }
 
 impl UtilizationLimits {
-    /// Limits from the plugin's parameters.
-    ///
-    /// # Errors
-    /// A threshold is out of range.
-    pub fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params {
-            queue_depth_threshold: queue,
-            kv_cache_util_threshold: kv,
-            metrics_staleness_threshold: age,
-            headroom,
-            compat,
-        } = params(parameters)?;
-        if !(0.0..f64::INFINITY).contains(&headroom) {
-            return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
-        }
-        let fresh_for = age.map(|text| match parse_duration(&text) {
-            Ok(age) if age.is_zero() => Err("more than 0 is allowed".to_owned()),
-            other => other,
-        });
-        let fresh_for = fresh_for
-            .transpose()
-            .map_err(|e| ParamError::new(e).named("metricsStalenessThreshold").under("metricsStalenessThreshold"))?;
-        Ok(Self { headroom, fresh_for, ..Self::at(queue, kv, compat)? })
-    }
-
     /// Limits with these thresholds, without headroom; `compat` as in the field.
-    ///
-    /// # Errors
-    /// A threshold is out of range.
-    pub fn at(queue: u32, kv: f64, compat: bool) -> Result<Self, ParamError> {
-        if queue == 0 {
-            return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
-        }
-        if !(kv > 0.0 && kv <= 1.0) {
-            return Err(ParamError::value("kvCacheUtilThreshold", kv, "above 0 to 1 is allowed"));
-        }
-        Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None, compat })
+    #[must_use]
+    pub fn at(queue: u32, kv: f64, compat: bool) -> Self {
+        Self { queue, kv, headroom: 0.0, fresh_for: None, compat }
     }
 
     /// The metrics of an endpoint; `None` if they are stale.
@@ -108,6 +64,7 @@ impl UtilizationLimits {
     #[must_use]
     pub fn has_capacity(&self, metrics: &EndpointMetrics) -> bool {
         let burst = 1.0 + self.headroom;
-        f64::from(metrics.waiting) <= self.queue * burst && f64::from(metrics.kv_usage) <= (self.kv * burst).min(1.0)
+        f64::from(metrics.waiting) <= f64::from(self.queue) * burst
+            && f64::from(metrics.kv_usage) <= (self.kv * burst).min(1.0)
     }
 }

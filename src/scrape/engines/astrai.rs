@@ -25,7 +25,8 @@ pub(super) fn read(page: &[u8]) -> Result<EndpointMetrics, PageError> {
         let usable = value.as_f64().filter(|value| *value >= 0.0);
         usable.map(Some).ok_or(PageError::Unusable(SampleName::of(family)))
     };
-    let needed = |names: [&'static str; 2]| figure(names)?.ok_or(PageError::Missing(SampleName::of(names[0])));
+    let needed =
+        |names @ [usual, _]: [&'static str; 2]| figure(names)?.ok_or(PageError::Missing(SampleName::of(usual)));
     let mut counters = Counters::default();
     if let Some(tokens) = figure(["tokens_generated", "total_tokens"])? {
         counters.set(Counter::GenerationTokens, tokens);

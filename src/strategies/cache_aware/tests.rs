@@ -73,7 +73,7 @@ fn ties_are_random_and_a_missing_index_is_reported() {
 fn parameters_are_checked() {
     for (bad, word) in [
         (r#"{"cacheThreshold": 1.1}"#, "0 to 1"),
-        (r#"{"balanceRelThreshold": 0.9}"#, "1 or more"),
+        (r#"{"balanceRelThreshold": 0.9}"#, "at least 1"),
         (r#"{"cache_threshold": 0.3}"#, "cache_threshold"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap(), &Registry::default()).unwrap_err();

@@ -1,9 +1,8 @@
 use super::*;
 use attache_pool::PoolSnapshot;
 use attache_protocol::prompt::Piece;
-use attache_scheduling::Decision;
-use attache_scheduling::Registry;
 use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
+use attache_scheduling::{Decision, Registry};
 use attache_types::rng::for_request;
 use proptest::prelude::{any, prop, prop_assert, prop_assume, proptest};
 use rand::RngExt;
@@ -75,7 +74,7 @@ fn keys_match_neutrees() {
 fn points_and_keys_are_the_first_16_digits_of_md5() {
     // printf 'pod-0:0' | md5sum; printf 'system:S|user_0:U' | md5sum
     assert_eq!(first_64_bits(Md5::new().chain_update("pod-0:0")), POD_0_0);
-    let strategy = Params::default().build(&Value::Null).unwrap();
+    let strategy = params_of(&Value::Null, false).unwrap().build();
     assert_eq!(strategy.key(&chat(&[("system", "S"), ("user", "U")]), None), Some(SYSTEM_USER));
 }
 
@@ -256,12 +255,12 @@ fn parameters_are_checked() {
     for (bad, word) in [
         (r#"{"virtualNodes": 0}"#, "1 to 4096"),
         (r#"{"virtualNodes": 5000}"#, "1 to 4096"),
-        (r#"{"loadFactor": 0.9}"#, "1 or more"),
-        (r#"{"margin": -1}"#, "0 or more"),
+        (r#"{"loadFactor": 0.9}"#, "at least 1"),
+        (r#"{"margin": -1}"#, "at least 0"),
         (r#"{"virtual_nodes": 0}"#, "`virtual_nodes` is 0; 1 to 4096"),
         (r#"{"virtual_nodes_per_replica": 0}"#, "`virtual_nodes_per_replica` is 0; 1 to 4096"),
         (r#"{"virtualNodesPerReplica": 5000}"#, "`virtualNodesPerReplica` is 5000"),
-        (r#"{"load_factor": 0.5}"#, "`load_factor` is 0.5; 1 or more"),
+        (r#"{"load_factor": 0.5}"#, "`load_factor` is 0.5; at least 1"),
         (r#"{"virtual_nodes_per_replica": "many"}"#, "`virtual_nodes_per_replica` must be a whole number"),
         (r#"{"load_factor": "high"}"#, "`load_factor` must be a number"),
         (r#"{"max_user_messages_for_cache": -1}"#, "`max_user_messages_for_cache` must be a whole number"),
@@ -302,7 +301,7 @@ fn payload_without_messages_is_the_key_in_compat() {
     let bare = Prompt { pieces: vec![Piece::Text("once upon".into())], count: 1, ..Prompt::default() };
     let keys = |parameters: &str, payloads: [&str; 2]| {
         let value: Value = serde_json::from_str(parameters).unwrap();
-        let strategy = params_of(&value, false).unwrap().build(&value).unwrap();
+        let strategy = params_of(&value, false).unwrap().build();
         let [a, b] = payloads.map(|payload| strategy.key(&bare, Some(payload.as_bytes())));
         a == b
     };

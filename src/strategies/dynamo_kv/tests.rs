@@ -111,9 +111,9 @@ fn temperature_draws_by_softmax() {
 #[test]
 fn parameters_are_checked() {
     for (bad, word) in [
-        (r#"{"overlapScoreCredit": -1}"#, "0 or more"),
-        (r#"{"routerTemperature": -0.1}"#, "0 or more"),
-        (r#"{"blockSize": 0}"#, "1 or more"),
+        (r#"{"overlapScoreCredit": -1}"#, "at least 0"),
+        (r#"{"routerTemperature": -0.1}"#, "at least 0"),
+        (r#"{"blockSize": 0}"#, "at least 1"),
         (r#"{"temperature": 1}"#, "temperature"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap(), &Registry::default()).unwrap_err();

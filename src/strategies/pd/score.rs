@@ -18,7 +18,7 @@
 //! Used by `pd` alone.
 
 use attache_scheduling::{Candidate, PickContext};
-use serde::Deserialize;
+use attache_types::keywords;
 use smallvec::SmallVec;
 
 /// Score per percent of the prompt that is not cached, relative to a request share of 1; as in AIBrix.
@@ -45,25 +45,26 @@ const FULL_PENALTY: f64 = 1.5;
 const LEAST_FREE: f64 = 0.1;
 
 /// How prefill servers are scored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrefillPolicy {
     /// AIBrix's own default.
-    #[default]
     PrefixCache,
     LeastRequest,
     Conductor,
 }
 
 /// How decode servers are scored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecodePolicy {
     /// AIBrix's own default.
-    #[default]
     LoadBalancing,
     LeastRequest,
     Conductor,
+}
+
+keywords! {
+    PrefillPolicy: "prefix_cache" => PrefixCache, "least_request" => LeastRequest, "conductor" => Conductor;
+    DecodePolicy: "load_balancing" => LoadBalancing, "least_request" => LeastRequest, "conductor" => Conductor;
 }
 
 /// BalanceWeights of the decode policy `load_balancing`.

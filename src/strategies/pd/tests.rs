@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 fn pd(parameters: Value) -> Pd {
-    params::<Params>(&parameters).unwrap().build().unwrap()
+    Pd(params(&parameters).unwrap())
 }
 
 fn sent(trial: &Trial, parameters: Value, seed: u64) -> Option<Sent> {

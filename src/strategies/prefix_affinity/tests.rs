@@ -434,10 +434,10 @@ fn without_a_text_load_decides() {
 fn parameters_are_checked() {
     for (bad, word) in [
         (r#"{"minPrefixMatch": 2}"#, "0 to 1"),
-        (r#"{"balanceRelThreshold": 0.5}"#, "1 or more"),
+        (r#"{"balanceRelThreshold": 0.5}"#, "at least 1"),
         (r#"{"balanceAbsThreshold": -1}"#, "-1"),
         (r#"{"routePolicy": "bogus"}"#, "bogus"),
-        (r#"{"ttlSeconds": 0}"#, "1 or more"),
+        (r#"{"ttlSeconds": 0}"#, "at least 1"),
         (r#"{"windowBytes": 0}"#, "1 to 65536"),
         (r#"{"maxDepth": 0}"#, "1 to 1024"),
         (r#"{"maxEntries": 0}"#, "1 to 100000000"),

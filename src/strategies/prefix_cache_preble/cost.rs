@@ -3,15 +3,19 @@
 //! Two of them are corrected unless `compat` is set. The parabola for short prompts falls after 244 tokens and is
 //! negative after 367; here it stays at its peak. AIBrix also omits that attention grows with the context.
 
-use serde::Deserialize;
+use attache_types::keywords;
 
 /// The GPU that was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gpu {
     /// 2.5 times slower than the A6000.
     V100,
     /// The GPU of the paper.
     A6000,
+}
+
+keywords! {
+    Gpu: "V100" => V100, "A6000" => A6000;
 }
 
 /// Share of the time in which the GPU computes.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 fn build(value: &Value) -> Preble {
-    params::<Params>(value).unwrap().build().unwrap()
+    params::<Params>(value).unwrap().build()
 }
 
 fn pool(counts: &[u32]) -> PoolSnapshot {

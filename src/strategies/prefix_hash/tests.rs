@@ -1,9 +1,8 @@
 use super::*;
 use crate::chwbl::tests::chat;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache_scheduling::Decision;
-use attache_scheduling::Registry;
 use attache_scheduling::testing::{NOW, STALE_AFTER, context};
+use attache_scheduling::{Decision, Registry};
 use attache_types::ids::EndpointId;
 use attache_types::rng::for_request;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ fn pool(names: &[&str], requests: &[u32]) -> PoolSnapshot {
 }
 
 fn build(parameters: serde_json::Value) -> PrefixHash {
-    params::<Params>(&parameters).unwrap().build().unwrap()
+    params::<Params>(&parameters).unwrap().build()
 }
 
 /// The decision of `strategy` for a prompt with this text when the first `n` endpoints may serve it.
@@ -117,9 +116,9 @@ fn mean_is_over_the_endpoints_that_may_serve() {
 #[test]
 fn parameters_are_checked() {
     for (bad, word) in [
-        (r#"{"meanLoadFactor": 99}"#, "100 (percent) or more"),
+        (r#"{"meanLoadFactor": 99}"#, "at least 100"),
         (r#"{"replication": 0}"#, "1 to 4096"),
-        (r#"{"prefixCharLength": 0}"#, "1 or more"),
+        (r#"{"prefixCharLength": 0}"#, "at least 1"),
         (r#"{"prefixLength": 3}"#, "prefixLength"),
     ] {
         let error = (PLUGIN.build)(&serde_json::from_str(bad).unwrap(), &Registry::default()).unwrap_err();

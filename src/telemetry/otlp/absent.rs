@@ -43,13 +43,13 @@ impl Otlp {
     ///
     /// # Errors
     /// Always.
-    pub fn start(_: &str, _: f64, _: Handle) -> Result<Self, OtlpError> {
+    pub fn start(_: &str, _: Handle) -> Result<Self, OtlpError> {
         Err(OtlpError)
     }
 
     /// As in a build with traces.
     #[must_use]
-    pub fn tracing(&self, _: Clock) -> Tracing {
+    pub fn tracing(&self, _: f64, _: Clock) -> Tracing {
         match *self {}
     }
 

@@ -4,8 +4,8 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
-use opentelemetry::trace::{Span as _, SpanContext, TraceContextExt, TraceFlags, TraceState, Tracer, TracerProvider};
-use opentelemetry::{SpanId, TraceId};
+use opentelemetry::TraceId;
+use opentelemetry::trace::{Span as _, Tracer, TracerProvider};
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -65,7 +65,7 @@ fn span(otlp: &Otlp, name: &'static str) {
 #[tokio::test]
 async fn spans_arrive_on_single_threaded_runtime() {
     let (url, mut spans) = collector(StatusCode::OK).await;
-    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    let otlp = Otlp::start(&url, Handle::current()).unwrap();
     span(&otlp, "pick");
     assert_eq!(spans.recv().await.unwrap().name, "pick");
     span(&otlp, "last");
@@ -77,7 +77,7 @@ async fn spans_arrive_on_single_threaded_runtime() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spans_arrive_on_multi_threaded_runtime() {
     let (url, mut spans) = collector(StatusCode::OK).await;
-    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    let otlp = Otlp::start(&url, Handle::current()).unwrap();
     for _ in 0..1_000 {
         span(&otlp, "pick");
     }
@@ -93,32 +93,24 @@ async fn spans_arrive_on_multi_threaded_runtime() {
 #[tokio::test]
 async fn sampling_decision_of_caller_outranks_ratio() {
     let (url, mut spans) = collector(StatusCode::OK).await;
-    let otlp = Otlp::start(&url, 0.0, Handle::current()).unwrap();
-    let tracer = otlp.provider().tracer("test");
-    let parent = |sampled: bool| {
-        let flags = if sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
-        let id = TraceId::from(if sampled { 7 } else { 8 });
-        Context::new().with_remote_span_context(SpanContext::new(
-            id,
-            SpanId::from(1),
-            flags,
-            true,
-            TraceState::default(),
-        ))
+    let otlp = Otlp::start(&url, Handle::current()).unwrap();
+    let tracing = otlp.tracing(0.0, attache_types::clock::Clock::start());
+    let start = |traceparent: &str| {
+        let contexts = crate::trace::TraceContexts { request: Some(traceparent), gateway: None };
+        drop(tracing.start(contexts, attache_types::clock::Timestamp(1)).unwrap());
     };
-    tracer.start_with_context("unsampled", &parent(false)).end();
-    tracer.start("undecided").end();
-    tracer.start_with_context("sampled", &parent(true)).end();
+    start("00-00000000000000000000000000000008-0000000000000001-00");
+    start("");
+    start("00-00000000000000000000000000000007-0000000000000001-01");
     otlp.shutdown().await;
-    let got = spans.recv().await.unwrap();
-    assert_eq!((got.name.as_str(), got.trace_id), ("sampled", TraceId::from(7).to_bytes().to_vec()));
+    assert_eq!(spans.recv().await.unwrap().trace_id, TraceId::from(7).to_bytes().to_vec());
     assert!(spans.try_recv().is_err());
 }
 
 #[tokio::test]
 async fn rejected_batches_are_counted() {
     let (url, mut spans) = collector(StatusCode::BAD_REQUEST).await;
-    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    let otlp = Otlp::start(&url, Handle::current()).unwrap();
     span(&otlp, "pick");
     spans.recv().await.unwrap();
     otlp.shutdown().await;
@@ -131,7 +123,7 @@ async fn rejected_batches_are_counted() {
 async fn unreachable_collector_does_not_block() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
+    let otlp = Otlp::start(&url, Handle::current()).unwrap();
     let clock = attache_types::clock::Clock::start();
     let begin = clock.now();
     let offered = 20_000;

@@ -11,7 +11,9 @@ use opentelemetry::trace::{
     Span, SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags, TraceId, TraceState, Tracer,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_sdk::trace::{SdkTracer, Span as SdkSpan};
+use opentelemetry_sdk::trace::{
+    IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, SdkTracer, ShouldSample, Span as SdkSpan,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ pub struct Tracing(Option<Source>);
 #[derive(Clone, Debug)]
 struct Source {
     tracer: SdkTracer,
+    /// Decides on requests whose caller has not.
+    sampler: Sampler,
     /// Converts times to wall time.
     clock: Clock,
 }
@@ -41,13 +45,25 @@ impl Source {
     fn end(&self, mut span: SdkSpan, end: Timestamp) {
         span.end_with_timestamp(self.clock.wall(end));
     }
+
+    /// The context of a request whose caller has not decided; `None` if it is sampled.
+    ///
+    /// Most requests of a traced picker are not sampled, and a span of the SDK costs them more than all the rest of it.
+    fn unsampled(&self) -> Option<W3cContext> {
+        let ids = RandomIdGenerator::default();
+        let trace = ids.new_trace_id();
+        let result = self.sampler.should_sample(None, trace, UNNAMED, &SpanKind::Server, &[], &[]);
+        let is_sampled = result.decision == SamplingDecision::RecordAndSample;
+        (!is_sampled).then(|| W3cContext { trace, span: ids.new_span_id(), flags: TraceFlags::default() })
+    }
 }
 
 impl Tracing {
-    /// Creates spans with `tracer`; `clock` converts times to wall time.
+    /// Creates spans with `tracer`, which samples all that has no parent. `ratio` is the fraction of requests that are
+    /// sampled if their caller has not decided, 0 to 1. `clock` converts times to wall time.
     #[must_use]
-    pub fn new(tracer: SdkTracer, clock: Clock) -> Self {
-        Self(Some(Source { tracer, clock }))
+    pub fn new(tracer: SdkTracer, ratio: f64, clock: Clock) -> Self {
+        Self(Some(Source { tracer, sampler: Sampler::TraceIdRatioBased(ratio), clock }))
     }
 
     /// Starts the span of a request that came with these contexts; `None` if traces are off.
@@ -60,15 +76,18 @@ impl Tracing {
         if let Some(parent) = parent.as_ref().filter(|parent| !parent.is_sampled()) {
             return Some(RequestSpan::Unsampled { context: W3cContext::of(parent), is_sent });
         }
-        let parent = parent.map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
+        let parent = match parent {
+            Some(parent) => Context::new().with_remote_span_context(parent),
+            None => match source.unsampled() {
+                Some(context) => return Some(RequestSpan::Unsampled { context, is_sent: false }),
+                None => Context::new(),
+            },
+        };
         let span = source.span(UNNAMED, SpanKind::Server, &parent, now);
         let context = span.span_context();
         // After the shutdown of the exporter, spans have no id.
         if !context.is_valid() {
             return None;
-        }
-        if !context.is_sampled() {
-            return Some(RequestSpan::Unsampled { context: W3cContext::of(context), is_sent: false });
         }
         let children = Context::new().with_remote_span_context(context.clone());
         let sampled =
@@ -77,12 +96,23 @@ impl Tracing {
     }
 }
 
+/// Each byte in hexadecimal.
+#[expect(clippy::indexing_slicing, reason = "checked at compile time")]
+const HEX: [[u8; 2]; 256] = {
+    let (mut pairs, mut byte) = ([[0; 2]; 256], 0);
+    while byte < 256 {
+        pairs[byte] = [b"0123456789abcdef"[byte >> 4], b"0123456789abcdef"[byte & 15]];
+        byte += 1;
+    }
+    pairs
+};
+
 /// Writes bytes in hexadecimal.
-#[expect(clippy::indexing_slicing, reason = "a digit is below 16")]
+#[expect(clippy::indexing_slicing, reason = "each byte has an entry")]
 fn write_hex(to: &mut [u8], bytes: &[u8]) {
-    const DIGITS: [u8; 16] = *b"0123456789abcdef";
-    for (pair, byte) in to.chunks_exact_mut(2).zip(bytes) {
-        pair.copy_from_slice(&[byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]));
+    let (pairs, _) = to.as_chunks_mut();
+    for (pair, byte) in pairs.iter_mut().zip(bytes) {
+        *pair = HEX[usize::from(*byte)];
     }
 }
 
@@ -101,12 +131,12 @@ impl W3cContext {
 
     /// The value of the header. Most requests of a traced picker get one, and `format!` takes ten times as long.
     fn traceparent(self) -> String {
-        let mut text = *b"00-________________________________-________________-__";
+        let mut text: [u8; TRACEPARENT_BYTES] = *b"00-________________________________-________________-__";
         let (trace, span) = (self.trace.to_bytes(), self.span.to_bytes());
         write_hex(&mut text[3..35], &trace);
         write_hex(&mut text[36..52], &span);
         write_hex(&mut text[53..], &[self.flags.to_u8()]);
-        String::from_utf8_lossy(&text).into_owned()
+        String::from_utf8(text.to_vec()).unwrap_or_default()
     }
 }
 
@@ -328,17 +358,52 @@ pub fn parent_context(traceparent: &str) -> Option<Context> {
     Some(Context::new().with_remote_span_context(parse(traceparent)?))
 }
 
+/// Length of a `traceparent` of version 00.
+const TRACEPARENT_BYTES: usize = 55;
+
+/// By W3C Trace Context: `00-<trace>-<span>-<flags>`. Later versions may append fields. Requests that are not sampled pay for
+/// this too, so that it reads hexadecimal digits by a table.
 fn parse(traceparent: &str) -> Option<SpanContext> {
-    let mut parts = traceparent.trim().split('-');
-    let version = parts.next().filter(|v| v.len() == 2 && *v != "ff")?;
-    let trace_id = parts.next().filter(|t| t.len() == 32).and_then(|t| TraceId::from_hex(t).ok())?;
-    let span_id = parts.next().filter(|s| s.len() == 16).and_then(|s| SpanId::from_hex(s).ok())?;
-    let flags = parts.next().filter(|f| f.len() == 2).and_then(|f| u8::from_str_radix(f, 16).ok())?;
-    if version == "00" && parts.next().is_some() {
+    let (fields, rest) = traceparent.trim().as_bytes().split_first_chunk::<TRACEPARENT_BYTES>()?;
+    let [version] = read_hex(&fields[..2])?;
+    let is_whole = match version {
+        0 => rest.is_empty(),
+        255 => false,
+        _ => rest.is_empty() || rest.starts_with(b"-"),
+    };
+    if !is_whole || [fields[2], fields[35], fields[52]] != *b"---" {
         return None;
     }
-    let context = SpanContext::new(trace_id, span_id, TraceFlags::new(flags), true, TraceState::default());
+    let (trace, span) =
+        (TraceId::from_bytes(read_hex(&fields[3..35])?), SpanId::from_bytes(read_hex(&fields[36..52])?));
+    let [flags] = read_hex(&fields[53..])?;
+    let context = SpanContext::new(trace, span, TraceFlags::new(flags), true, TraceState::default());
     context.is_valid().then_some(context)
+}
+
+/// The value of each byte as a hexadecimal digit; 255 for others.
+#[expect(clippy::indexing_slicing, reason = "checked at compile time")]
+const DIGITS: [u8; 256] = {
+    let (mut values, mut digit) = ([255; 256], 0);
+    while digit < 16 {
+        values[b"0123456789abcdef"[digit] as usize] = digit as u8;
+        values[b"0123456789ABCDEF"[digit] as usize] = digit as u8;
+        digit += 1;
+    }
+    values
+};
+
+/// The bytes that `text` has in hexadecimal.
+#[expect(clippy::indexing_slicing, reason = "each byte has an entry")]
+fn read_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let (mut bytes, mut all) = ([0; N], 0);
+    let (pairs, _) = text.as_chunks();
+    for (byte, pair) in bytes.iter_mut().zip(pairs) {
+        let [high, low] = pair.map(|digit: u8| DIGITS[usize::from(digit)]);
+        *byte = high << 4 | low & 15;
+        all |= high | low;
+    }
+    (pairs.len() == N && all < 16).then_some(bytes)
 }
 
 #[cfg(test)]

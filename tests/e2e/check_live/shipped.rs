@@ -122,7 +122,6 @@ async fn nothing_is_wrong_with_shipped_configurations() {
         Shipped::new("minimal", &["127.0.0.1:8001", "127.0.0.1:8002"], &plain.servers),
         Shipped::new("overload", &TWO, &plain.servers),
         Shipped::new("flow-control", &TWO, &plain.servers),
-        Shipped::new("agents", &TWO, &plain.servers),
         Shipped::new("disaggregation", &roles, &split.servers),
         Shipped::new("several-pools", &several, &adapters.servers),
         Shipped::new("prefix-cache", &[], &[]).with("[10.0.0.11:8000, 10.0.0.12:8000]", &with_events).endpoints(2),

@@ -133,7 +133,7 @@ rows! { NAMES;
         Differs { default: "an error that names the parameter as it is written", exact: "none" } => {
             for (parameter, says) in [
                 ("virtual_nodes_per_replica: 0", "`virtual_nodes_per_replica` is 0; 1 to 4096 is allowed"),
-                ("load_factor: 0.5", "`load_factor` is 0.5; 1 or more is allowed"),
+                ("load_factor: 0.5", "`load_factor` is 0.5; at least 1 is allowed"),
             ] {
                 let more = format!("  strategy: {{name: consistent_hash, parameters: {{{parameter}}}}}\n");
                 let (good, said) = check("", &more, &[]).await;

@@ -4,6 +4,7 @@
 mod agree;
 mod charts;
 mod idle;
+mod inside_envoy;
 pub(crate) mod live;
 mod pages;
 mod picker;

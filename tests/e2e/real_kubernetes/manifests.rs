@@ -23,8 +23,10 @@ fn dry_run(cluster: &Cluster, directory: &Path, objects: &[Value]) -> Output {
 
 /// The files that no kustomization or chart has.
 fn files() -> Vec<Rendered> {
-    let entries = std::fs::read_dir(examples().join("gateways")).expect("gateways").map(|entry| entry.expect("a file"));
-    let read = entries.map(|entry| {
+    let folders =
+        ["gateways", "inside-envoy"].map(|folder| std::fs::read_dir(examples().join(folder)).expect("a folder"));
+    let read = folders.into_iter().flatten().map(|entry| {
+        let entry = entry.expect("a file");
         let name = entry.path().display().to_string();
         let text = std::fs::read_to_string(entry.path()).expect("a manifest");
         Rendered { objects: documents(&name, &text), name }
@@ -37,7 +39,7 @@ async fn real_api_server_accepts_every_manifest_with_strict_validation() {
     let cluster = Cluster::start().await;
     let scratch = crate::support::process::scratch("manifests");
     let files = files();
-    assert!(files.len() >= 7, "only {} files", files.len());
+    assert!(files.len() >= 9, "only {} files", files.len());
     let rendered: Vec<&Rendered> = all().iter().chain(&files).collect();
     let namespaces = rendered.iter().flat_map(|rendered| &rendered.objects);
     let mut namespaces: BTreeSet<&str> =

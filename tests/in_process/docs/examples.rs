@@ -90,7 +90,21 @@ fn flags(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn every_flag_in_the_docs_exists() {
     let mut known = String::new();
-    for verb in ["run", "check", "explain", "top", "version", "completions", "man", "quickstart", "sim", "replay"] {
+    let verbs = [
+        "run",
+        "check",
+        "envoy-config",
+        "envoy-module",
+        "explain",
+        "top",
+        "version",
+        "completions",
+        "man",
+        "quickstart",
+        "sim",
+        "replay",
+    ];
+    for verb in verbs {
         let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().expect("attache");
         known.push_str(&String::from_utf8(output.stdout).expect("UTF-8"));
     }
@@ -116,6 +130,9 @@ fn every_flag_in_the_docs_exists() {
         "--from-literal",
         "--from-file",
         "--branch",
+        "--package",
+        // Envoy
+        "--mode",
         // pip, gpg, sha256sum, podman, systemctl and the scripts in release
         "--verify",
         "--read-only",

@@ -4,6 +4,7 @@
 use super::markdown::{page, root, rows};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 
 const RULES: [&str; 2] = ["examples/prometheus/recording.yaml", "examples/prometheus/alerts.yaml"];
@@ -82,6 +83,30 @@ fn dashboards_have_units_descriptions_and_variables() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn dashboards_have_the_types_of_grafana() {
+    let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| root().join("target/tools"), PathBuf::from);
+    let program = tools.join("grafana-schema/grafana-schema");
+    assert!(program.exists(), "no {}: run tests/install-grafana-schema.sh", program.display());
+    let faults = |files: &[PathBuf]| {
+        let output = Command::new(&program).args(files).output().expect("grafana-schema");
+        (output.status.success(), String::from_utf8(output.stdout).expect("UTF-8"))
+    };
+    let files: Vec<PathBuf> = dashboards().iter().map(|(name, _)| root().join("examples/grafana").join(name)).collect();
+    assert_eq!(faults(&files), (true, String::new()));
+
+    let (scratch, (_, text)) = (tempfile::tempdir().expect("a directory"), dashboards().swap_remove(0));
+    let wrong = [("\"graphTooltip\": 1", "\"graphTooltip\": \"all\""), ("\"showPoints\":", "\"points\":")];
+    for (right, wrong) in wrong {
+        assert!(text.contains(right), "{right}");
+        let file = scratch.path().join("wrong.json");
+        std::fs::write(&file, text.replace(right, wrong)).expect("writing a dashboard");
+        let (passes, found) = faults(&[file]);
+        let key = wrong.split('"').nth(1).expect("a key");
+        assert!(!passes && found.contains(key), "{wrong}: {found}");
     }
 }
 

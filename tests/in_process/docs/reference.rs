@@ -6,11 +6,11 @@
 use super::markdown::{page, root, rows};
 use attache::plugins::registry;
 use attache_config::diagnostic::{Code, Severity};
-use attache_config::keys::rows as rows_of_keys;
+use attache_config::keys::{Row, rows as rows_of_keys, rows_of};
+use attache_config::schema::Section;
 use attache_disagg::CONNECTORS;
 use attache_flow::registry::{self as flow, PolicyDescriptor};
 use attache_types::error::{Fault, Reason};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -51,43 +51,79 @@ pub(crate) fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-/// The parameters of a plugin, from its error for an unknown one.
-fn parameters<T>(built: Result<T, impl std::fmt::Display>) -> String {
-    let Some(error) = built.err().map(|error| error.to_string()) else { return "any".into() };
-    match error.split_once("allowed: ") {
-        Some((_, names)) => names.split(", ").map(code).collect::<Vec<_>>().join(", "),
-        None if error.ends_with("there are none") => "–".into(),
-        None => error,
+/// A plugin of the page: its names, kind, summary and source, and the declaration of its parameters.
+struct Plugin {
+    name: String,
+    kind: String,
+    summary: &'static str,
+    source: &'static str,
+    parameters: Section,
+}
+
+impl Plugin {
+    fn names(name: &str, aliases: &[&str]) -> String {
+        aliases.iter().fold(code(name), |name, alias| format!("{name}, `{alias}`"))
     }
+
+    /// The names of its parameters.
+    fn parameters(&self) -> String {
+        let names: Vec<String> = self.parameters.keys.iter().map(|key| Self::names(key.name, key.aliases)).collect();
+        if names.is_empty() { "–".to_owned() } else { names.join(", ") }
+    }
+
+    /// The rows of a table of parameters, behind the name of the plugin.
+    fn rows(&self) -> Vec<[String; 4]> {
+        let row = |row: Row| {
+            let name = row.path.rsplit('.').next().unwrap_or_default().to_owned();
+            let path = if row.aliases.is_empty() { code(&row.path) } else { Self::names(&name, row.aliases) };
+            [path, row.value, row.default, row.note.trim().to_owned()].map(|cell| cell.replace('|', "\\|"))
+        };
+        rows_of(&self.parameters).into_iter().map(row).collect()
+    }
+}
+
+/// The table of the parameters of `plugins`. Plugins with the same parameters share their rows.
+fn parameter_table(plugins: &[Plugin]) -> String {
+    let mut groups: Vec<(Vec<&str>, Vec<[String; 4]>)> = Vec::new();
+    for plugin in plugins.iter().filter(|plugin| !plugin.parameters.keys.is_empty()) {
+        let rows = plugin.rows();
+        match groups.iter_mut().find(|(_, known)| *known == rows) {
+            Some((names, _)) => names.push(&plugin.name),
+            None => groups.push((vec![&plugin.name], rows)),
+        }
+    }
+    let mut out = "| plugin | parameter | value | default | notes |\n|---|---|---|---|---|\n".to_owned();
+    for (names, rows) in groups {
+        for row in rows {
+            out.push_str(&format!("| {} | {} |\n", names.join(", "), row.join(" | ")));
+        }
+    }
+    out
 }
 
 #[test]
 fn plugin_tables_list_the_registries() {
     const PAGE: &str = "docs/reference/plugins.md";
-    let wrong = json!({"no-such-parameter": 1});
     let registry = registry();
     let strategies = registry.strategies().iter().map(|d| {
-        vec![code(d.name), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong, &registry))]
+        let (name, kind, parameters) = (code(d.name), "strategy".to_owned(), (d.parameters)());
+        Plugin { name, kind, summary: d.summary, source: d.source, parameters }
     });
-    compare(
-        PAGE,
-        "strategies",
-        &table(PAGE, &["strategy", "what it does", "source", "parameters"], 0, strategies.collect()),
-    );
-    let plugins = registry.plugins().iter().map(|d| {
-        let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
-        vec![name, d.kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]
+    let strategies: Vec<Plugin> = strategies.collect();
+    let rows = strategies.iter().map(|p| vec![p.name.clone(), p.summary.into(), p.source.into(), p.parameters()]);
+    compare(PAGE, "strategies", &table(PAGE, &["strategy", "what it does", "source", "parameters"], 0, rows.collect()));
+    let parts = registry.plugins().iter().map(|d| {
+        let (name, kind, parameters) = (Plugin::names(d.name, d.aliases), d.kind.to_owned(), (d.parameters)());
+        Plugin { name, kind, summary: d.summary, source: d.source, parameters }
     });
-    let head = ["plugin", "kind", "what it does", "source", "parameters"];
-    compare(PAGE, "plugins", &table(PAGE, &head, 0, plugins.collect()));
+    let parts: Vec<Plugin> = parts.collect();
 
-    fn each<P: ?Sized>(kind: &str, policies: &[&PolicyDescriptor<P>]) -> Vec<Vec<String>> {
-        let row = |d: &&PolicyDescriptor<P>| {
-            let wrong = json!({"no-such-parameter": 1});
-            let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
-            vec![name, kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]
+    fn each<P: ?Sized>(kind: &str, policies: &[&PolicyDescriptor<P>]) -> Vec<Plugin> {
+        let plugin = |d: &&PolicyDescriptor<P>| {
+            let (name, kind, parameters) = (Plugin::names(d.name, d.aliases), kind.to_owned(), (d.parameters)());
+            Plugin { name, kind, summary: d.summary, source: d.source, parameters }
         };
-        policies.iter().map(row).collect()
+        policies.iter().map(plugin).collect()
     }
     let policies = [
         each("fairness", flow::FAIRNESS),
@@ -96,13 +132,17 @@ fn plugin_tables_list_the_registries() {
         each("detector", flow::DETECTORS),
         each("admitter", flow::ADMITTERS),
     ];
-    compare(
-        PAGE,
-        "policies",
-        &table(PAGE, &["policy", "kind", "what it does", "source", "parameters"], 0, policies.concat()),
-    );
+    let policies: Vec<Plugin> = policies.into_iter().flatten().collect();
+    for (name, head, plugins) in [("plugins", "plugin", &parts), ("policies", "policy", &policies)] {
+        let row = |p: &Plugin| vec![p.name.clone(), p.kind.clone(), p.summary.into(), p.source.into(), p.parameters()];
+        let head = [head, "kind", "what it does", "source", "parameters"];
+        compare(PAGE, name, &table(PAGE, &head, 0, plugins.iter().map(row).collect()));
+    }
+    compare(PAGE, "parameters-strategies", &parameter_table(&strategies));
+    compare(PAGE, "parameters-plugins", &parameter_table(&parts));
+    compare(PAGE, "parameters-policies", &parameter_table(&policies));
     let connectors = CONNECTORS.iter().map(|d| {
-        let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
+        let name = Plugin::names(d.name, d.aliases);
         vec![name, d.summary.to_owned(), d.source.to_owned()]
     });
     compare(PAGE, "connectors", &table(PAGE, &["connector", "servers", "source"], 0, connectors.collect()));
@@ -166,6 +206,8 @@ fn command_line_pages_match_the_help() {
         ("run", "docs/reference/command-line.md"),
         ("check", "docs/reference/command-line.md"),
         ("config", "docs/reference/command-line.md"),
+        ("envoy-config", "docs/reference/command-line.md"),
+        ("envoy-module", "docs/reference/command-line.md"),
         ("explain", "docs/reference/command-line.md"),
         ("top", "docs/reference/command-line.md"),
         ("version", "docs/reference/command-line.md"),
@@ -199,7 +241,9 @@ fn key_tables() -> String {
     let is_section = |path: &str| rows.iter().any(|row| row.path.starts_with(&format!("{path}.")));
     let mut tables: Vec<(String, String)> = vec![(String::new(), String::new())];
     for row in &rows {
-        let cells = [&*code(&row.path), &row.value, &row.default, row.note].map(|cell| cell.replace('|', "\\|"));
+        let flag = row.flag.map(|flag| format!(" Flag: `--{flag}`.")).unwrap_or_default();
+        let note = format!("{}{flag}", row.note);
+        let cells = [&*code(&row.path), &row.value, &row.default, &note].map(|cell| cell.replace('|', "\\|"));
         let line = format!("| {} |\n", cells.join(" | "));
         let home = row.path.rsplit_once('.').map_or("", |(section, _)| section);
         let own = has_table(&row.path) && is_section(&row.path);

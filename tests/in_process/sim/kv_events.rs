@@ -523,7 +523,8 @@ async fn offloaded_blocks_are_indexed_on_both_tiers() {
         let published = tokio::sync::watch::Sender::new(Published { generation: 1, membership: 1 });
         let block_size = Arc::new(BlockSize::of_engines(16));
         let (index_of_feed, keys, tape) = (index.clone(), KeySpace::new(1), KvTape::default());
-        let to = Destination { index: index_of_feed, residents: residents.clone(), keys, block_size, tape };
+        let recomputed = Arc::default();
+        let to = Destination { index: index_of_feed, residents: residents.clone(), keys, block_size, recomputed, tape };
         let feed = PickersFeed::new(to, store, published.subscribe(), Subscription::default(), Clock::start(), 1);
         let stop = CancellationToken::new();
         let _stop = stop.clone().drop_guard();

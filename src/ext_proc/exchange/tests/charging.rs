@@ -52,6 +52,41 @@ fn users_by_header_are_dequeued_fairly_without_tenant_rule() {
     }
 }
 
+/// Requests of the agent with this session, in a band whose order is `fairness`.
+fn order_of_agents(fairness: &str, exchange: ExchangeSettings) -> Vec<&'static str> {
+    let fairness = (find(FAIRNESS, fairness).unwrap().build)(&serde_json::Value::Null).unwrap().into();
+    let default_band = BandSettings { fairness, ..BandSettings::default() };
+    let flow = flow(Settings { default_band, ..Settings::default() });
+    let world = Setup { exchange, ..setup(flow) }.build();
+    let of = |session: &str, agent: &str| {
+        let extra = [("x-claude-code-session-id", session), ("x-claude-code-agent-id", agent)];
+        One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
+    };
+    let running = of("served", "");
+    let waiting =
+        vec![("served", of("served", "")), ("its sub-agent", of("served", "sub")), ("other", of("other", ""))];
+    let order = order_of_turns(running, waiting);
+    let records = world.processor.decisions.snapshot();
+    let agents = records.iter().map(|record| record.agent.as_ref().unwrap());
+    let shown: Vec<_> = agents.map(|agent| (&*agent.program, &*agent.chain, agent.kind.label())).collect();
+    assert!(
+        shown.contains(&("served", "sub", "sub_agent")) && shown.contains(&("other", "other", "main")),
+        "{shown:?}"
+    );
+    order
+}
+
+#[test]
+fn programs_of_agents_are_flows_of_the_order_that_is_made_for_them() {
+    let trusted = || ExchangeSettings { trust_client_headers: true, ..ExchangeSettings::default() };
+    let by_arrival = ["served", "its sub-agent", "other"];
+    assert_eq!(order_of_agents("program-aware-fairness", trusted()), ["other", "served", "its sub-agent"]);
+    assert_eq!(order_of_agents("program-aware-fairness", ExchangeSettings::default()), by_arrival, "untrusted");
+    assert_eq!(order_of_agents("vtc-fair", trusted()), by_arrival, "another order is not changed");
+    let named = ExchangeSettings { session_headers: vec!["x-unsent".into()], ..trusted() };
+    assert_eq!(order_of_agents("program-aware-fairness", named), by_arrival, "the operator names other headers");
+}
+
 #[test]
 fn tenant_without_reported_usage_gets_no_more_than_its_share() {
     let world = world(by_tokens());

@@ -43,6 +43,7 @@ pub(super) fn decided(
     let (config, mut rng) = (picker.config(), picker.next_rng());
     let mut q = RequestView {
         head: &head,
+        pool: None,
         called: "",
         api,
         response_id: id.as_deref(),

@@ -3,8 +3,8 @@
 mod away;
 
 use super::*;
-use attache_flow::EvictRunning;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
+use attache_flow::{EvictRunning, Queueing};
 use attache_picker::event::Limit;
 use attache_picker::settings::{TenantRule, TenantSource};
 use attache_quota as quota;
@@ -445,7 +445,8 @@ fn queued_request_is_counted_once() {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     let flow = PoolFlow {
         settings: attache_flow::Settings::default(),
-        detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
+        queueing: Some(Queueing::Saturated((detector.build)(&json!({"maxConcurrency": 1})).unwrap().into())),
+        shedding: None,
         ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
         admitters: Vec::new(),
         said: serde_json::Value::Null,

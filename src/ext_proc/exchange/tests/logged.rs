@@ -1,8 +1,9 @@
 //! What the decision log says about requests that did not go as clients wanted.
 
-use super::queueing::{One, flow, setup};
+use super::queueing::{One, flow, setup, without_queue};
 use super::*;
 use attache_flow::Settings;
+use attache_picker::event::DecisionRecord;
 
 /// The end of a request whose response Envoy explains by these details.
 fn end_by(details: &str, status: &str) -> &'static str {
@@ -33,7 +34,7 @@ fn response_of_the_gateway_is_no_complete_one() {
 
 #[test]
 fn rejected_requests_are_logged_with_pool_and_reason() {
-    let world = setup(flow(Settings { queue: false, ..Settings::default() })).build();
+    let world = setup(without_queue(flow(Settings::default()))).build();
     let _first = One::comes(&world, "");
     let extra = [("x-request-id", "r-7"), ("x-gateway-inference-objective", "batch")];
     assert_eq!(One::of(&world, &extra, BodySendMode::FullDuplexStreamed).refused(), (429, "shed"));

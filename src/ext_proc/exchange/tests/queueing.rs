@@ -3,7 +3,7 @@
 use super::*;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
-use attache_flow::{EvictRunning, Settings};
+use attache_flow::{EvictRunning, Queueing, Settings};
 use attache_picker::event::StreamOutcome;
 use attache_picker::queues::QueueSignal;
 use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthOutcome};
@@ -18,11 +18,18 @@ pub(super) fn flow(settings: Settings) -> PoolFlow {
     PoolFlow {
         settings: Settings { ttl: Some(TTL), ..settings },
         // The only endpoint takes one request at a time.
-        detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
+        queueing: Some(Queueing::Saturated((detector.build)(&json!({"maxConcurrency": 1})).unwrap().into())),
+        shedding: None,
         ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
         admitters: Vec::new(),
         said: serde_json::Value::Null,
     }
+}
+
+/// The same pool without a queue: its detector sheds.
+pub(super) fn without_queue(flow: PoolFlow) -> PoolFlow {
+    let Some(Queueing::Saturated(detector)) = flow.queueing else { panic!("it has a queue") };
+    PoolFlow { queueing: None, shedding: Some(detector), ..flow }
 }
 
 pub(super) fn setup(flow: PoolFlow) -> Setup {
@@ -418,7 +425,7 @@ fn idle_flows_are_forgotten_without_new_requests() {
 #[tokio::test]
 async fn stale_metrics_do_not_block_the_queue() {
     let detector = (find(DETECTORS, "utilization-detector").unwrap().build)(&serde_json::Value::Null).unwrap().into();
-    let flow = PoolFlow { detector, ..flow(Settings::default()) };
+    let flow = PoolFlow { queueing: Some(Queueing::Saturated(detector)), ..flow(Settings::default()) };
     let world = Setup { servers: vec![(0, 1.0, &[])], stale_after: Duration::from_secs(1), ..setup(flow) }.build();
     let (clock, _follower) = room::follow(&world).await;
     let old = state(0, (0, 1.0, &[]), None, &Arc::default());

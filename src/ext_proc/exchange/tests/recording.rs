@@ -4,6 +4,10 @@ use super::explaining::{PATH, authorities, chat, decided, explained, servers, st
 use super::splitting::{direct, setup as splitting_setup};
 use super::*;
 use attache_disagg::Mode;
+use attache_picker::event::SessionEnd;
+use attache_picker::explain::ExplainQuery;
+use attache_picker::reservations::{DEFAULT_TIMEOUT, ReservationId};
+use attache_picker::reserving::reserve;
 use attache_pool::PoolEvent;
 use attache_pool::writer::SourceId;
 use attache_protocol::Usage;
@@ -98,6 +102,37 @@ impl RecordedWorld {
         );
         assert_eq!(recorded.decision.choice.parts.to_string(), live.parts.to_string());
     }
+}
+
+#[test]
+fn recording_of_ended_sessions_and_reservations_agrees() {
+    let filter = json!({"type": "session-affinity-filter", "parameters": {"strategy": "session_id"}});
+    let parameters = json!({"filters": [filter], "scorers": [{"type": "active-request-scorer", "weight": 1}]});
+    let servers = vec![(0, 0.1, &[][..]); 3];
+    let recorded = RecordedWorld::begin(Setup { servers, parameters, ..Setup::default() }, &[]);
+    let picker = &recorded.world.processor.picker;
+    let body = chat("hello");
+    let ask = |header: (&str, &str)| decided(&recorded.world, PATH, &[header], &body).unwrap();
+    let first = |plan: &Plan| plan.decision.picks[0].id;
+    let session = ("x-session-id", "s");
+    let (one, two) = (ask(session), ask(session));
+    assert_eq!(first(&one), first(&two), "the session has its endpoint, although others are idle");
+    picker.end_session(None, Some("s"), SessionEnd::Admin).unwrap();
+    let three = ask(session);
+    assert_ne!(first(&one), first(&three), "the session has ended");
+    let query = ExplainQuery { pool: None, path: PATH, headers: &[], body: &body, now: NOW };
+    let held = (ReservationId(1), DEFAULT_TIMEOUT);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let run = async |warming| compute(warming);
+    let reserved = runtime.block_on(reserve(picker, &picker.config(), query, held, || NOW, run)).unwrap();
+    let sent = ask((reserved.header, &reserved.reservation));
+    assert_eq!(sent.decision.picks[0].authority, reserved.endpoint);
+    drop((one, two, three, sent));
+    recorded.recorder.finish();
+    let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
+    let summary = replay_file(&recorded.folder.path().join("run.jsonl"), None, &registry).unwrap();
+    assert_eq!((summary.decisions, summary.preset), (4, 1));
+    assert!(summary.is_exact(), "{summary}");
 }
 
 /// Prompts that share prefixes, and what becomes of each request.

@@ -3,30 +3,30 @@
 use super::queueing::{One, flow, setup};
 use super::room::{WAITS, at, follow};
 use super::*;
-use attache_flow::Settings;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_flow::saturation::{Detector, Gauge, View};
+use attache_flow::{Queueing, Settings};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Counts how often the pool is measured.
 #[derive(Debug)]
 struct Counting {
-    detector: Arc<dyn Detector>,
+    queueing: Queueing,
     looks: AtomicU32,
 }
 
 impl Detector for Counting {
     fn gauge(&self, view: &View<'_>) -> Gauge {
         self.looks.fetch_add(1, Relaxed);
-        self.detector.gauge(view)
+        self.queueing.gauge(view)
     }
 }
 
 /// This many endpoints, each with a capacity of one request and one request in flight.
 fn full(servers: usize) -> (World, Arc<Counting>) {
     let flow = flow(Settings::default());
-    let counting = Arc::new(Counting { detector: flow.detector.clone(), looks: AtomicU32::new(0) });
-    let setup = setup(PoolFlow { detector: counting.clone(), ..flow });
+    let counting = Arc::new(Counting { queueing: flow.queueing.clone().unwrap(), looks: AtomicU32::new(0) });
+    let setup = setup(PoolFlow { queueing: Some(Queueing::Saturated(counting.clone())), ..flow });
     let servers = vec![(0, 0.1, &[] as &'static [&'static str]); servers];
     // Each request goes to an idle endpoint.
     let (strategy, parameters) = ("least-request", serde_json::Value::Null);
@@ -65,7 +65,9 @@ async fn bands_with_turns_are_dequeued_without_events() {
     for before in 0..4 {
         let four = find(DETECTORS, "concurrency-detector").unwrap();
         let flow = PoolFlow {
-            detector: (four.build)(&serde_json::json!({"maxConcurrency": 4})).unwrap().into(),
+            queueing: Some(Queueing::Saturated(
+                (four.build)(&serde_json::json!({"maxConcurrency": 4})).unwrap().into(),
+            )),
             ceiling: (find(CEILINGS, "soft-reflective-ceiling-policy").unwrap(), serde_json::Value::Null),
             ..flow(Settings::default())
         };

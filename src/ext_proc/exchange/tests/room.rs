@@ -3,8 +3,8 @@
 use super::queueing::{One, flow, setup};
 use super::splitting::{direct, give_leg_result, good, reply};
 use super::*;
-use attache_flow::Settings;
 use attache_flow::registry::{DETECTORS, find};
+use attache_flow::{Queueing, Settings};
 use attache_pool::Published;
 use attache_scheduling::Decider;
 use serde_json::json;
@@ -125,7 +125,7 @@ fn queued_headers_count_towards_the_byte_limit() {
 #[test]
 fn disconnect_at_queue_head_dequeues_requests_that_fit() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
-    let world = setup(PoolFlow { detector, ..flow(Settings::default()) }).build();
+    let world = setup(PoolFlow { queueing: Some(Queueing::Saturated(detector)), ..flow(Settings::default()) }).build();
     // With the default speed, 1,000 tokens take 40 ms. The endpoint has 20 ms of work, and a prompt of 40 ms is queued
     // until less than 5 ms are left.
     let first = comes(&world, 500);
@@ -143,7 +143,7 @@ fn disconnect_at_queue_head_dequeues_requests_that_fit() {
 #[tokio::test]
 async fn predicted_prefill_end_frees_capacity_without_events() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
-    let setup = setup(PoolFlow { detector, ..flow(Settings::default()) });
+    let setup = setup(PoolFlow { queueing: Some(Queueing::Saturated(detector)), ..flow(Settings::default()) });
     let world = Setup { stale_after: Duration::from_secs(3_600), ..setup }.build();
     let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
     world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(endpoint, None)]));

@@ -1,11 +1,11 @@
 //! Pools without a queue: sheddable requests are shed while the pool is saturated, and none is queued.
 
-use super::queueing::{One, flow, setup};
+use super::queueing::{One, flow, setup, without_queue};
 use super::*;
 use attache_flow::Settings;
 
 fn shedding() -> PoolFlow {
-    flow(Settings { queue: false, ..Settings::default() })
+    without_queue(flow(Settings::default()))
 }
 
 #[test]

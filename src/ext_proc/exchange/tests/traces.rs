@@ -43,7 +43,8 @@ fn request_that_is_not_sampled_keeps_its_context() {
 fn traced(world: &mut World) {
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
-    Arc::get_mut(&mut world.processor).unwrap().tracing = Tracing::new(tracer, attache_types::clock::Clock::start());
+    let clock = attache_types::clock::Clock::start();
+    Arc::get_mut(&mut world.processor).unwrap().tracing = Tracing::new(tracer, 1.0, clock);
 }
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -12,7 +12,8 @@ use crate::quotas::{Quotas, Store};
 use crate::settings::{ExchangeSettings, ExplainSettings};
 use attache_disagg::Mode;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
-use attache_flow::{PoolFlow, Settings};
+use attache_flow::saturation::recompute::Recompute;
+use attache_flow::{PoolFlow, Queueing, Settings};
 use attache_pool::health::HealthPolicy;
 use attache_pool::role::ROLE_LABEL;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
@@ -135,6 +136,8 @@ pub(crate) struct Parts {
     /// Requests in flight at which the pool is full, by sheddable requests or queues.
     pub(crate) full_at: Option<u32>,
     pub(crate) queues: bool,
+    /// Long prompts are all that is queued, within these bytes.
+    pub(crate) holds: Option<u64>,
     pub(crate) limits: Option<QuotaLimits>,
     pub(crate) deadline_admission: bool,
     pub(crate) roles: &'static [&'static str],
@@ -187,16 +190,26 @@ impl Parts {
             ranks_tell: false,
             clock: Clock::start(),
         };
-        let queue = self.full_at.map(|full_at| {
+        let saturated = self.full_at.map(|full_at| {
             let detector = find(DETECTORS, "concurrency-detector").unwrap();
-            let flow = PoolFlow {
-                settings: Settings { queue: self.queues, ..Settings::default() },
-                // The strategy takes the first endpoint for every request. Without `compat` that one alone would be full.
-                detector: (detector.build)(&json!({ "maxConcurrency": full_at, "compat": true })).unwrap().into(),
+            // The strategy takes the first endpoint for every request. Without `compat` that one alone would be full.
+            let detector: Arc<_> =
+                (detector.build)(&json!({ "maxConcurrency": full_at, "compat": true })).unwrap().into();
+            let (queueing, shedding) =
+                if self.queues { (Some(Queueing::Saturated(detector)), None) } else { (None, Some(detector)) };
+            PoolFlow {
+                settings: Settings::default(),
+                queueing,
+                shedding,
                 ceiling: (find(CEILINGS, "static-usage-limit-policy").unwrap(), serde_json::Value::Null),
                 admitters: Vec::new(),
                 said: serde_json::Value::Null,
-            };
+            }
+        });
+        let held =
+            |shedding: &Option<PoolFlow>, most| PoolFlow::of_long_prompts(Recompute::default(), shedding.clone(), most);
+        let flow = self.holds.map(|most| held(&saturated, most)).or(saturated);
+        let queue = flow.map(|flow| {
             let observer = Box::new(events.clone());
             let (health, rng) = (HealthPolicy::default(), rng::for_request(7, 0));
             Queues::new(flow, snapshot.clone(), health, None, STALE_AFTER, observer, rng, Waker::noop().clone())
@@ -238,6 +251,7 @@ pub(crate) fn head(pairs: &[(&str, &str)]) -> Head {
 pub(crate) fn view<'a>(head: &'a Head, body: Seen<'a>) -> RequestView<'a> {
     RequestView {
         head,
+        pool: None,
         called: "",
         api: Api::ChatCompletions,
         response_id: None,

@@ -140,6 +140,19 @@ fn branch_in_a_long_run_splits_nothing() {
 }
 
 #[test]
+fn report_counts_the_blocks_that_no_holder_had() {
+    let index = index(4 << 20);
+    let (one, two) = (index.add_holder(), index.add_holder());
+    let blocks = named(&keys(0..40), 0);
+    let first =
+        |holder, blocks: &[StoredBlock]| index.report(holder, Tier::Gpu, None, blocks, Origin::New).unwrap().first;
+    assert_eq!(first(one, &blocks[..10]), 10);
+    assert_eq!(first(two, &blocks), 30, "one has the first ten");
+    index.remove(one, Tier::Gpu, &names(&blocks[..10]));
+    assert_eq!(first(one, &blocks), 0, "two has them all");
+}
+
+#[test]
 fn reused_blocks_add_no_copy_and_stated_counts_win() {
     let index = index(4 << 20);
     let holder = index.add_holder();
@@ -148,8 +161,8 @@ fn reused_blocks_add_no_copy_and_stated_counts_win() {
     let names = names(&blocks);
     let held = || index.held(holder, Tier::Gpu).len();
     let report = |origin| index.report(holder, Tier::Gpu, None, &blocks, origin).unwrap();
-    assert_eq!(report(Origin::New), StoreEffect { new: 40, again: 0 });
-    assert_eq!(report(Origin::Reused), StoreEffect { new: 0, again: 0 });
+    assert_eq!(report(Origin::New), StoreEffect { new: 40, again: 0, first: 40 });
+    assert_eq!(report(Origin::Reused), StoreEffect { new: 0, again: 0, first: 0 });
     index.remove(holder, Tier::Gpu, &names);
     assert_eq!(held(), 0, "stored once, reported again, removed once");
     assert_eq!(report(Origin::Reused).new, 40, "what is reused is there");

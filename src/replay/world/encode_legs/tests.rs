@@ -2,8 +2,8 @@ use super::*;
 use crate::world::tests::{Ended, Fleet, endpoint, play_until, rows, seconds};
 use crate::world::{FleetChange, TimedChange};
 use attache_disagg::Mode;
-use attache_flow::EvictRunning;
 use attache_flow::registry::{DETECTORS, find};
+use attache_flow::{EvictRunning, Queueing};
 use attache_report::served::{Ending, Served};
 
 /// A request with two images, one of them twice, and a long response.
@@ -80,7 +80,8 @@ fn preemption_during_encoding_ends_the_encode_jobs() {
     let mut flow = attache_config::recommended_flow().unwrap();
     let one = find(DETECTORS, "concurrency-detector").unwrap();
     // Both servers of whole requests together take one request.
-    flow.detector = (one.build)(&serde_json::json!({ "maxConcurrency": 1 })).unwrap().into();
+    let one = (one.build)(&serde_json::json!({ "maxConcurrency": 1 })).unwrap();
+    flow.queueing = Some(Queueing::Saturated(one.into()));
     flow.settings.evict_running = EvictRunning::Any;
     let sheddable = IMAGES.replace(r#""at""#, r#""priority":-1,"at""#);
     let filler = TEXT.replace(r#""at""#, r#""priority":1,"at""#);

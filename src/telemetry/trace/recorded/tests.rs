@@ -4,7 +4,7 @@ use attache_request::event::{End, REJECTED};
 use attache_types::ids::EndpointId;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, SpanData, SpanExporter};
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
@@ -32,11 +32,8 @@ struct Fixture {
 /// A tracer that samples this fraction of the requests whose caller has not decided.
 fn fixture(ratio: f64) -> Fixture {
     let (exported, clock) = (Exported::default(), Clock::start());
-    let provider = SdkTracerProvider::builder()
-        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
-        .with_simple_exporter(exported.clone())
-        .build();
-    Fixture { tracing: Tracing::new(provider.tracer("test"), clock), clock, exported }
+    let provider = SdkTracerProvider::builder().with_simple_exporter(exported.clone()).build();
+    Fixture { tracing: Tracing::new(provider.tracer("test"), ratio, clock), clock, exported }
 }
 
 impl Fixture {
@@ -266,6 +263,37 @@ fn unsampled_request_keeps_its_context_and_is_not_exported() {
     assert!(parse(&sent).is_some() && sent.ends_with("-00"), "servers must not sample it on their own: {sent}");
     undecided.end_unrouted(&record());
     assert!(fixture.spans().is_empty());
+}
+
+#[test]
+fn ratio_is_the_fraction_of_undecided_requests_that_are_sampled() {
+    for (ratio, expected) in [(0.0, 0..=0), (0.25, 2_100..=2_900), (1.0, 10_000..=10_000)] {
+        let fixture = fixture(ratio);
+        let sampled = |_: &u32| fixture.tracing.start(TraceContexts::default(), at(0)).unwrap().is_sampled();
+        let count = (0..10_000).filter(sampled).count();
+        assert!(expected.contains(&count), "{count} of 10,000 at {ratio}");
+    }
+}
+
+#[test]
+fn contexts_are_read_and_written_in_hexadecimal() {
+    for at in 0..SAMPLED.len() {
+        for wrong in ["g", "/", ":", "`", "\u{7f}"] {
+            let mut text = SAMPLED.to_owned();
+            text.replace_range(at..=at, wrong);
+            assert!(parse(&text).is_none(), "{text}");
+        }
+    }
+    for byte in 1..=255 {
+        let (trace, span) = (TraceId::from_bytes([byte; 16]), SpanId::from_bytes([byte; 8]));
+        let text = W3cContext { trace, span, flags: TraceFlags::SAMPLED }.traceparent();
+        assert_eq!(text, format!("00-{trace}-{span}-01"));
+        let context = parse(&text.to_uppercase()).unwrap();
+        assert_eq!((context.trace_id(), context.span_id()), (trace, span));
+    }
+    let later = SAMPLED.replacen("00", "cc", 1);
+    assert!(parse(&later).is_some() && parse(&format!("{later}-more")).is_some());
+    assert!(parse(&format!("{later}more")).is_none());
 }
 
 #[test]

@@ -1,0 +1,156 @@
+//! `attache envoy-config`: a bootstrap of Envoy for a configuration file.
+
+use super::output::{colour, message, print};
+use super::source::ReloadSource;
+use super::{EXIT_CONFIG, EXIT_USAGE};
+use attache_config::Settings;
+use attache_config::settings::PoolSettings;
+use attache_scheduling::router::{DESTINATION, DESTINATION_NAMESPACE, Destination};
+use clap::Args;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The shipped bootstrap: what is printed differs from it only in its servers and its configuration file.
+const BOOTSTRAP: &str = include_str!("../../envoy/inside.yaml");
+/// The configuration file in it.
+const CONFIG_FILE: &str = "config_file: /etc/attache/config.yaml";
+/// The beginning of a line with a server.
+const SERVER: &str = "- endpoint: {address: ";
+
+const EXAMPLES: &str = "\
+Examples:
+  attache envoy-config --inside /etc/attache/config.yaml > envoy.yaml
+  ENVOY_DYNAMIC_MODULES_SEARCH_PATH=$(dirname \"$(attache envoy-module)\") envoy -c envoy.yaml
+
+Exit codes: 0 when the file can be used so, 78 when it can't.";
+
+/// Print a bootstrap of Envoy for a configuration file, with Attaché inside Envoy.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct EnvoyConfigArgs {
+    /// With the library that runs Attaché inside Envoy. For the ext-proc service, change a file of `envoy/`
+    #[arg(long)]
+    inside: bool,
+    /// Attaché's configuration file, where Envoy will read it; its one pool lists `endpoints`
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub(super) fn envoy_config(args: &EnvoyConfigArgs) -> ExitCode {
+    if !args.inside {
+        message("error: `--inside` is missing; for the ext-proc service, change the ports in a file of `envoy/`");
+        return ExitCode::from(EXIT_USAGE);
+    }
+    let reading = ReloadSource::of_file_alone(args.file.clone()).read().for_inside();
+    message(reading.render(colour()));
+    let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
+    let printed = pool(&settings).and_then(|pool| Ok((bootstrap(&args.file, &servers(pool)?)?, pool.destination)));
+    match printed {
+        Ok((bootstrap, destination)) => {
+            if destination == Destination::Single {
+                message("warning: with `destination: {mode: list}` in the pool, a retry takes Attaché's next choice");
+            }
+            print(bootstrap);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            message(format_args!("error: {}: {error}", args.file.display()));
+            ExitCode::from(EXIT_CONFIG)
+        }
+    }
+}
+
+/// The pool of the bootstrap's cluster.
+fn pool(settings: &Settings) -> Result<&PoolSettings, String> {
+    match (&settings.pools[..], &settings.templates[..]) {
+        ([pool], []) => Ok(pool),
+        (pools, []) => Err(format!(
+            "`pools` has {} pools, allowed: 1; a request without a decision would go to a server of any pool, so write \
+             a cluster and a route for each one",
+            pools.len()
+        )),
+        _ => Err("`pools` has a search for InferencePools, allowed: one pool with `endpoints`".to_owned()),
+    }
+}
+
+/// The servers that Envoy must know.
+fn servers(pool: &PoolSettings) -> Result<Vec<SocketAddr>, String> {
+    let name = &pool.name;
+    let found = [
+        ("dns", !pool.dns.is_empty()),
+        ("endpointsFile", pool.file.is_some()),
+        ("kubernetes", pool.kubernetes.is_some()),
+    ];
+    if let Some((key, _)) = found.iter().find(|(_, is_given)| *is_given) {
+        return Err(format!(
+            "pool `{name}` finds servers by `{key}`, and a bootstrap lists them; name them in `endpoints`, or give the \
+             cluster of `envoy/inside.yaml` the discovery of your Envoy"
+        ));
+    }
+    if pool.endpoints.is_empty() {
+        return Err(format!("pool `{name}` has no `endpoints`, and Envoy must know its servers"));
+    }
+    let is_read =
+        |(namespace, key): &(Box<str>, Box<str>)| **namespace == *DESTINATION_NAMESPACE && **key == *DESTINATION;
+    if !pool.destination_names.metadata.iter().any(is_read) {
+        return Err(format!(
+            "pool `{name}` names the destination in other metadata than `{DESTINATION_NAMESPACE}`, `{DESTINATION}`, \
+             which the bootstrap reads; add it to `destination.metadata`"
+        ));
+    }
+    Ok(pool.endpoints.iter().map(|endpoint| endpoint.address).collect())
+}
+
+/// The shipped bootstrap with these servers and this file, without the comment at its head.
+fn bootstrap(file: &Path, servers: &[SocketAddr]) -> Result<String, String> {
+    let path = std::path::absolute(file).map_err(|error| format!("where is the file: {error}"))?;
+    let path = path.to_str().ok_or("the path must be UTF-8, as Envoy's configuration is")?;
+    let config_file = format!("config_file: {}", yaml_text(path));
+    let mut servers = Some(servers);
+    let mut lines = vec!["# envoy/inside.yaml, printed by `attache envoy-config --inside`.".to_owned()];
+    for line in BOOTSTRAP.lines().skip_while(|line| line.starts_with('#')) {
+        match line.split_once(SERVER) {
+            // The first one stands for all of them.
+            Some((indent, _)) => lines.extend(servers.take().into_iter().flatten().map(|server| {
+                let (ip, port) = (yaml_text(&server.ip().to_string()), server.port());
+                format!("{indent}{SERVER}{{socket_address: {{address: {ip}, port_value: {port}}}}}}}")
+            })),
+            None => lines.push(line.replace(CONFIG_FILE, &config_file)),
+        }
+    }
+    Ok(lines.join("\n"))
+}
+
+/// A text as YAML: plain if no character of it can mean something else.
+fn yaml_text(text: &str) -> String {
+    let is_plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b));
+    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn bootstrap_of_the_shipped_servers_is_the_shipped_one() {
+        let servers = addresses(&["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003", "127.0.0.1:8004"]);
+        let text = bootstrap(Path::new("/etc/attache/config.yaml"), &servers).unwrap();
+        let shipped = BOOTSTRAP.split_once("\n\n").unwrap().1;
+        assert_eq!(text.split_once("\n\n").unwrap().1, shipped.trim_end());
+        assert!(shipped.starts_with("admin:"), "the comment at the head is left out");
+    }
+
+    #[test]
+    fn servers_and_file_are_replaced() {
+        let text = bootstrap(Path::new("/a b/\"c\".yaml"), &addresses(&["10.0.0.1:80", "[fd00::1]:81"])).unwrap();
+        assert_eq!(text.matches(SERVER).count(), 2);
+        assert!(text.contains("{address: 10.0.0.1, port_value: 80}") && !text.contains("800"), "{text}");
+        assert!(text.contains("{address: \"fd00::1\", port_value: 81}"), "{text}");
+        assert_eq!(text.matches(r#"config_file: "/a b/\"c\".yaml""#).count(), 2, "{text}");
+    }
+}

@@ -1,0 +1,392 @@
+//! The HTTP filter: one request, from its headers to the end of its response.
+//!
+//! A request is held until the exchange has decided. If nothing must be awaited, that is in the hook of the last bytes,
+//! on Envoy's worker. Otherwise the exchange's waker lets Envoy call [`Filter::scheduled`] on the same worker.
+//!
+//! A callback that ends a stream calls other hooks of the same filter before it returns. So the state is borrowed only
+//! while an event is handled, and such callbacks come after that. A hook inside another finds the state borrowed only
+//! if a callback is used wrongly; it then lets the stream pass.
+
+use crate::callbacks::{Answer, Callbacks, Chunk, Headers};
+use crate::messages::{self, MetadataKey};
+use crate::pickers::Picker;
+use crate::replies::{self, Moment};
+use crate::settings::FilterSettings;
+use attache_ext_proc::driver::{Driver, Failure};
+use attache_ext_proc::exchange::GatewayCall;
+use attache_ext_proc::mode::Modes;
+use attache_ext_proc::{Event, Exchange, reply};
+use attache_picker::head::{Head, Header};
+use attache_picker::settings::{TenantRule, TenantSource};
+use attache_protocol::Api;
+use attache_scheduling::router::DESTINATION;
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
+use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use tokio::runtime::Handle;
+
+/// 1 MiB beyond the longest body of the limits, so that Attaché rejects a longer one before Envoy does.
+const BUFFER_MARGIN_BYTES: u64 = 1 << 20;
+
+/// What Envoy does with the data of a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Passes it on.
+    Continue,
+    /// Holds it back.
+    Hold,
+    /// Discards it: the stream has been answered.
+    Discard,
+}
+
+/// The filter of one listener or route.
+#[derive(Debug)]
+pub struct FilterConfig {
+    picker: Arc<Picker>,
+    call: GatewayCall,
+    fail_open: bool,
+}
+
+impl FilterConfig {
+    /// A filter with these settings.
+    #[must_use]
+    pub fn new(picker: Arc<Picker>, settings: &FilterSettings) -> Self {
+        let call = GatewayCall::to(&settings.authority);
+        Self { picker, call, fail_open: settings.fail_open }
+    }
+}
+
+/// The filter of one stream.
+#[derive(Debug)]
+pub struct Filter {
+    config: Arc<FilterConfig>,
+    state: RefCell<State>,
+    /// The stream is over. What it held is released when no hook uses it any more.
+    is_over: Cell<bool>,
+    /// The hook that panics.
+    #[cfg(feature = "faults")]
+    fault: RefCell<Vec<u8>>,
+}
+
+/// One stream.
+#[derive(Debug, Default)]
+struct State {
+    /// `None` if the stream passes without Attaché.
+    stream: Option<Stream>,
+    /// The request is held back.
+    holds: bool,
+}
+
+#[derive(Debug)]
+struct Stream {
+    driver: Driver,
+    /// Has the timers and background work of the driver.
+    runtime: Handle,
+    waker: Option<Waker>,
+    /// Length that the client announces, bytes.
+    announced: Option<u64>,
+    /// Length that has arrived, bytes.
+    arrived: u64,
+}
+
+impl Filter {
+    /// A filter for a new stream.
+    #[must_use]
+    pub fn new(config: Arc<FilterConfig>) -> Self {
+        Self {
+            config,
+            state: RefCell::default(),
+            is_over: Cell::new(false),
+            #[cfg(feature = "faults")]
+            fault: RefCell::default(),
+        }
+    }
+
+    /// The request headers; `end`: no body follows.
+    pub fn request_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        // First of all: nothing that fails later may let the client name its server.
+        envoy.remove_header(Headers::Request, DESTINATION);
+        #[cfg(feature = "faults")]
+        self.read_fault(envoy);
+        self.enter("request_headers");
+        let Some(picker) = self.config.picker.serving() else { return self.undecided(envoy) };
+        let config = picker.processor.picker.config();
+        let exchange = Exchange::new(picker.processor.clone(), picker.clock.now()).of_call(self.config.call.clone());
+        let exchange = exchange.in_modes(Modes::INSIDE).falling_back(self.config.fail_open);
+        let driver = Driver::new(exchange, &picker.processor, picker.clock);
+        let claim: Option<MetadataKey> = config.settings.tenant.as_ref().and_then(claim_of);
+        let message = messages::request_headers(envoy, end, claim.as_ref());
+        let announced = announced(&message);
+        if !end {
+            envoy.raise_buffer_limit(config.limits.max_body_bytes.saturating_add(BUFFER_MARGIN_BYTES));
+        }
+        {
+            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
+            state.holds = true;
+            let runtime = picker.runtime.clone();
+            state.stream = Some(Stream { driver, runtime, waker: None, announced, arrived: 0 });
+        }
+        self.handle(envoy, Some(message), Moment::Other)
+    }
+
+    /// A chunk of the request body; `end`: the last one.
+    pub fn request_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("request_body");
+        {
+            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
+            let holds = state.holds;
+            let Some(stream) = state.stream.as_mut() else { return Flow::Continue };
+            stream.arrived += envoy.body_len(Chunk::ReceivedRequest) as u64;
+            if !holds && !stream.driver.exchange().reads_rest() {
+                return Flow::Continue;
+            }
+        }
+        let message = messages::request_body(envoy.body(Chunk::ReceivedRequest), end);
+        self.handle(envoy, Some(message), Moment::Body)
+    }
+
+    /// The request trailers.
+    pub fn request_trailers(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("request_trailers");
+        if !self.holds() {
+            return Flow::Continue;
+        }
+        self.handle(envoy, Some(messages::request_trailers()), Moment::Other)
+    }
+
+    /// The waker of the exchange was woken. The caller lets a request continue that was held before.
+    pub fn scheduled(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("scheduled");
+        match self.handle(envoy, None, Moment::Other) {
+            Flow::Continue if self.is_over.get() => Flow::Discard,
+            flow => flow,
+        }
+    }
+
+    /// The response headers; `end`: no body follows.
+    pub fn response_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("response_headers");
+        if self.passes() {
+            return Flow::Continue;
+        }
+        // Envoy responds to a request that is still held, after a timeout of its own.
+        if self.holds() {
+            self.release();
+            return Flow::Continue;
+        }
+        self.handle(envoy, Some(messages::response_headers(envoy, end)), Moment::Other);
+        Flow::Continue
+    }
+
+    /// A chunk of the response body; `end`: the last one.
+    pub fn response_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("response_body");
+        if !self.passes() {
+            let message = messages::response_body(envoy.body(Chunk::ReceivedResponse), end);
+            self.handle(envoy, Some(message), Moment::Body);
+        }
+        Flow::Continue
+    }
+
+    /// The response trailers.
+    pub fn response_trailers(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("response_trailers");
+        if !self.passes() {
+            self.handle(envoy, Some(messages::response_trailers()), Moment::Other);
+        }
+        Flow::Continue
+    }
+
+    /// The stream is over, complete or not.
+    pub fn complete(&self) {
+        self.enter("stream_complete");
+        self.is_over.set(true);
+        self.release();
+    }
+
+    /// The time, if a picker decides.
+    #[must_use]
+    pub fn now(&self) -> Option<Timestamp> {
+        Some(self.config.picker.serving()?.clock.now())
+    }
+
+    /// A hook ends that has kept Envoy's worker since `began`. After a panic, the stream passes without Attaché from now on.
+    pub fn hook_ended(&self, began: Option<Timestamp>, panicked: bool) {
+        if let Some(picker) = self.config.picker.serving() {
+            let metrics = &picker.processor.metrics;
+            began.iter().for_each(|&began| metrics.hook_took(picker.clock.now().since(began)));
+            metrics.panics.inc_by(u64::from(panicked));
+        }
+        if panicked {
+            self.release();
+        }
+    }
+
+    #[cfg(feature = "faults")]
+    fn read_fault(&self, envoy: &dyn Callbacks) {
+        let headers = envoy.headers(Headers::Request).into_iter();
+        let named = headers.filter(|(name, _)| name == "x-attache-fault").map(|(_, hook)| hook).next();
+        self.fault.replace(named.unwrap_or_default());
+    }
+
+    /// Panics if the request names this hook.
+    #[cfg(feature = "faults")]
+    #[expect(clippy::panic, reason = "the guard of all hooks is tested so")]
+    fn enter(&self, hook: &str) {
+        if *self.fault.borrow() == hook.as_bytes() {
+            panic!("asked for a panic in {hook}");
+        }
+    }
+
+    #[cfg(not(feature = "faults"))]
+    fn enter(&self, _hook: &str) {}
+
+    /// Whether the request is held back.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.state.try_borrow().is_ok_and(|state| state.holds)
+    }
+
+    fn passes(&self) -> bool {
+        self.state.try_borrow().is_ok_and(|state| state.stream.is_none())
+    }
+
+    /// Drops the exchange, which releases all bookings.
+    fn release(&self) {
+        match self.state.try_borrow_mut() {
+            Ok(mut state) => {
+                state.holds = false;
+                state.end();
+            }
+            // A hook is running. It releases the stream at its end.
+            Err(_) => self.is_over.set(true),
+        }
+    }
+
+    /// A request that no picker can decide.
+    fn undecided(&self, envoy: &dyn Callbacks) -> Flow {
+        let headers = envoy.headers(Headers::Request).into_iter().map(|(name, value)| Header { name, value });
+        let head = Head::read(headers.collect());
+        head.reserved(false).for_each(|name| envoy.remove_header(Headers::Request, name));
+        if self.config.fail_open {
+            return Flow::Continue;
+        }
+        let error = RequestError::new(Reason::NoReadyEndpoint, "the endpoint picker does not know its pools yet");
+        let refusal = reply::refuse(&error, Api::from_path(head.path()).0.dialect());
+        if let Some(answer) = replies::apply(envoy, refusal, Moment::Other) {
+            envoy.send(&answer);
+        }
+        Flow::Discard
+    }
+
+    /// Handles a message and whatever else is ready, and applies the replies.
+    fn handle(&self, envoy: &dyn Callbacks, message: Option<ProcessingRequest>, moment: Moment) -> Flow {
+        let (answer, flow) = {
+            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
+            let answer = state.advance(envoy, message, moment, self.config.fail_open);
+            (answer, if state.holds { Flow::Hold } else { Flow::Continue })
+        };
+        let flow = match answer {
+            Some(answer) => {
+                envoy.send(&answer);
+                Flow::Discard
+            }
+            None => flow,
+        };
+        if self.is_over.get() {
+            self.release();
+        }
+        flow
+    }
+}
+
+impl State {
+    fn advance(
+        &mut self,
+        envoy: &dyn Callbacks,
+        message: Option<ProcessingRequest>,
+        moment: Moment,
+        fail_open: bool,
+    ) -> Option<Answer> {
+        let stream = self.stream.as_mut()?;
+        let failure = stream.advance(envoy, message).err();
+        let mut answer = None;
+        if let Some(failure) = failure {
+            stream.give_up(failure, fail_open);
+        }
+        while let Some(reply) = stream.driver.next_reply() {
+            answer = answer.or(replies::apply(envoy, reply, moment));
+        }
+        self.holds = self.holds && answer.is_none() && failure.is_none() && stream.driver.exchange().holds_request();
+        if failure.is_some() || answer.is_some() {
+            self.end();
+        }
+        answer
+    }
+
+    /// Drops the exchange, which may start work on its runtime.
+    fn end(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            let runtime = stream.runtime.clone();
+            let _runtime = runtime.enter();
+            drop(stream);
+        }
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl Stream {
+    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<ProcessingRequest>) -> Result<(), Failure> {
+        let _runtime = self.runtime.enter();
+        let has_all = message.is_some() && self.announced.is_some_and(|length| length <= self.arrived);
+        if let Some(message) = message {
+            self.driver.deliver(Event::Message(Box::new(message)))?;
+        }
+        // The hook with the end of the body follows at once, so no timer is needed for it.
+        if !self.driver.waits() || has_all && self.driver.exchange().collects() {
+            return Ok(());
+        }
+        let waker = self.waker.get_or_insert_with(|| envoy.waker()).clone();
+        self.driver.advance(&mut Context::from_waker(&waker))
+    }
+
+    /// The exchange can't continue. A request without a decision is rejected, unless it may be passed on.
+    fn give_up(&mut self, failure: Failure, fail_open: bool) {
+        match failure {
+            // The panic itself has been logged.
+            Failure::Panicked if fail_open => self.driver.count_panic(),
+            Failure::Panicked => {
+                let _ = self.driver.fail(0);
+            }
+            Failure::Protocol(error) => tracing::error!(%error, "stream passed on without Attaché"),
+        }
+    }
+}
+
+/// The length of the body that the client announces.
+fn announced(message: &ProcessingRequest) -> Option<u64> {
+    use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
+    let Some(Request::RequestHeaders(headers)) = &message.request else { return None };
+    let map = headers.headers.as_ref()?;
+    let length = map.headers.iter().find(|header| header.key == "content-length")?;
+    std::str::from_utf8(&length.raw_value).ok()?.parse().ok()
+}
+
+/// The key with the tenant. Envoy shows modules no values inside others: see `Picker::open`.
+fn claim_of(rule: &TenantRule) -> Option<MetadataKey> {
+    match &rule.source {
+        TenantSource::Metadata { namespace, path } => Some((namespace.clone(), path.first()?.clone())),
+        TenantSource::Header(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

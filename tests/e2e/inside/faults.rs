@@ -1,0 +1,118 @@
+//! What servers do wrong is judged inside Envoy as by ext-proc: the end of the request in `/decisions`, and the health
+//! of the endpoint in `/endpoints`.
+
+use super::{CHAT, addresses, four};
+use crate::shipped::{by_list, list_pool};
+use crate::support::attache::{AdminPages, AttacheProcess};
+use crate::support::body::chat;
+use crate::support::client;
+use crate::support::envoy::EnvoyProcess;
+use crate::support::inside::Inside;
+use crate::support::process::eventually;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Longest time of a request on the route.
+const TIMEOUT: &str = "0.6s";
+/// Time between a part of a response and the end of its connection.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A server that fails as the query says: it closes the connection `before` the response or `within` it, sends the
+/// `headers` alone, or `hangs`. A number is the status of a whole response.
+async fn faulty() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(fail(stream));
+        }
+    });
+    address
+}
+
+async fn fail(mut stream: TcpStream) {
+    let mut request = Vec::new();
+    // By ext-proc, the body has chunks.
+    let is_whole = |request: &[u8]| {
+        let text = String::from_utf8_lossy(request).to_ascii_lowercase();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        length.map_or_else(|| body.ends_with("0\r\n\r\n"), |length: usize| body.len() >= length)
+    };
+    while !is_whole(&request) {
+        if stream.read_buf(&mut request).await.unwrap_or_default() == 0 {
+            return;
+        }
+    }
+    let text = String::from_utf8_lossy(&request).into_owned();
+    let fault = text.split("fault=").nth(1).and_then(|rest| rest.split([' ', '&']).next()).unwrap_or_default();
+    let answer = match fault {
+        "before" => return,
+        "within" => {
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\"".to_owned()
+        }
+        "headers" => "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n".to_owned(),
+        "hangs" => String::new(),
+        status => format!("HTTP/1.1 {status} Status\r\ncontent-length: 2\r\n\r\n{{}}"),
+    };
+    // The other end may be gone already.
+    drop(stream.write_all(answer.as_bytes()).await);
+    match fault {
+        "headers" | "hangs" => drop(stream.read_to_end(&mut request).await),
+        // Else Envoy finds the end together with the headers, before ext-proc has answered to them.
+        "within" => tokio::time::sleep(PAUSE).await,
+        _ => {}
+    }
+}
+
+/// The latest decision and its endpoint, as far as both ways must agree. `count` decisions have ended.
+async fn judged(pages: &AdminPages, count: u64) -> Value {
+    let decision = eventually("the end of the request", || async {
+        let page = client::get(pages.metrics, "/decisions").await.ok()?.json();
+        let latest = page.as_array()?.iter().max_by_key(|decision| decision["sequence"].as_u64())?.clone();
+        (latest["sequence"].as_u64()? + 1 >= count).then_some(latest)
+    })
+    .await;
+    let endpoint = pages.endpoints().await.into_iter().next().expect("the endpoint");
+    let of = |value: &Value, keys: &[&str]| keys.iter().map(|key| value[*key].clone()).collect::<Vec<_>>();
+    json!([of(&decision, &["status", "end", "reason", "endpoint", "served"]), of(&endpoint, &["ejections", "status"])])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_of_servers_are_judged_as_by_ext_proc() {
+    let echoes = four().await;
+    let mut servers = addresses(&echoes);
+    servers[0] = faulty().await;
+    let text = list_pool(&servers[..1], "random")
+        .replace(&format!("\"{}\"", servers[0]), &format!("{{address: \"{}\", engine: none}}", servers[0]));
+    let picker = AttacheProcess::configured(&text).await;
+    let timed = |bootstrap: String| {
+        let route = "                  timeout: 0s\n";
+        assert!(bootstrap.contains(route), "{bootstrap}");
+        bootstrap.replace(route, &route.replace("0s", TIMEOUT))
+    };
+    let envoy = EnvoyProcess::start(&timed(by_list("override-host.yaml", &picker, servers))).await;
+    let inside = Inside::beside_edited(&envoy, &text, servers, timed).await;
+    let faults = ["200", "500", "502", "503", "429", "404", "before", "within", "headers", "hangs", "200", "before"];
+    let (mut count, mut ends) = (0, BTreeSet::new());
+    for fault in faults.into_iter().cycle().take(2 * faults.len()) {
+        count += 1;
+        let target = format!("{CHAT}?fault={fault}");
+        let [theirs, ours] = [envoy.listener("inference"), inside.clients()].map(|to| {
+            let target = target.clone();
+            async move { client::post(to, &target, chat(300, false, 1)).await.ok().map(|reply| reply.status.as_u16()) }
+        });
+        let (theirs, ours) = (theirs.await, ours.await);
+        assert_eq!(ours, theirs, "{fault}");
+        let (theirs, ours) = (judged(&picker, count).await, judged(&inside, count).await);
+        assert_eq!(ours, theirs, "{fault}, request {count}");
+        ends.insert(ours[0].to_string());
+    }
+    assert!(ends.len() >= 7, "{ends:?}");
+    inside.assert_settled().await;
+    picker.assert_settled().await;
+}
