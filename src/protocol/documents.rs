@@ -55,8 +55,10 @@ impl<M: Copy + Default> Documents<M> {
                 visitor.event_ends(document.state());
                 document.restart();
             }
-            // The lines of one event are joined by line feeds.
-            EventPart::Line if document.state() == DocumentState::Open => document.push(b"\n", visitor),
+            // The lines of one event are joined by line feeds: what is open goes on, and what is broken stays broken.
+            EventPart::Line if matches!(document.state(), DocumentState::Open | DocumentState::Broken) => {
+                document.push(b"\n", visitor);
+            }
             EventPart::Line => {
                 visitor.event_begins();
                 document.restart();

@@ -242,6 +242,20 @@ fn response_of_another_api_is_not_read() {
 }
 
 #[test]
+fn broken_line_breaks_its_event() {
+    // What was read of the broken line is no text of the next one, wherever chunks end.
+    let broken = format!(
+        "data: {{\"choices\":[{{\"text\":\"{}\"]\ndata: {{\"choices\":[{{\"text\":\"b\"}}]}}\n\n",
+        "a".repeat(9)
+    );
+    for size in 1..=broken.len() {
+        let chunks = broken.as_bytes().chunks(size);
+        let text = collect_up_to(8, Api::Completions, AnswerFormat::Events, chunks);
+        assert_eq!(text, Err(Some(Stop::Malformed)), "chunks of {size} bytes");
+    }
+}
+
+#[test]
 fn lines_without_data_are_ignored() {
     let body = ": ping\n\nevent: x\r\nid: 1\r\ndata:{\"choices\":[{\"text\":\"a\"}]}\r\n\r\ndata\ndatum: {\ndata: 1\ndata: [DONE]\n\n";
     assert_eq!(text(Api::Completions, AnswerFormat::Events, body.as_bytes()).as_deref(), Ok("a"));
