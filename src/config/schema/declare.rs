@@ -69,6 +69,31 @@ impl<T> Given<T> for At<T> {
     }
 }
 
+/// A value that a field of settings may have.
+pub(super) trait Fits<T> {
+    /// The value as the field has it.
+    fn fitted(self) -> T;
+}
+
+impl<T> Fits<T> for T {
+    fn fitted(self) -> T {
+        self
+    }
+}
+
+impl Fits<u64> for Bytes {
+    fn fitted(self) -> u64 {
+        self.0
+    }
+}
+
+/// For keys whose ranges are within 32 bits.
+impl Fits<u32> for Bytes {
+    fn fitted(self) -> u32 {
+        u32::try_from(self.0).unwrap_or(u32::MAX)
+    }
+}
+
 /// The path of a key in the section at `path`.
 pub(crate) fn below(path: String, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
@@ -194,11 +219,12 @@ macro_rules! words {
 /// said about its values; `plugins` says which ones the key names, where they are no strategies, and `flag` names the
 /// flag that outranks it, what its value is called in the help, and an environment variable other than the usual one. A
 /// key with a default has a method that returns the value or the default. `= "key"` behind the name of a section: the
-/// value of this key alone may be given instead of the section. `+` adds a field that no key has.
+/// value of this key alone may be given instead of the section. `fills Type`: the keys with defaults have the names of
+/// fields of these settings, and the method `fill` sets those. `+` adds a field that no key has.
 macro_rules! sections {
     ($(
         $(#[doc = $doc:literal])*
-        $name:ident $(= $alone:literal)? {
+        $name:ident $(= $alone:literal)? $(fills $settings:ty)? {
             $(
                 $(#[doc = $note:literal])*
                 $key:literal => $field:ident: $t:ty $([$how:ident])? $({
@@ -234,6 +260,8 @@ macro_rules! sections {
                 }
             )?)?)*
         }
+
+        sections!(@fill $name [$($settings)?] $($field $($([$default])?)?),*);
 
         impl declare::Setting for $name {
             fn read(node: &declare::Node, path: &str, sink: &mut declare::Sink) -> Option<Self> {
@@ -306,6 +334,18 @@ macro_rules! sections {
             }
         }
     )*};
+    (@fill $name:ident [] $($fields:tt)*) => {};
+    (@fill $name:ident [$settings:ty] $($field:ident $([$default:expr])?),*) => {
+        impl $name {
+            /// Sets the fields that have the names of keys with defaults.
+            pub(crate) fn fill(&self, settings: &mut $settings) {
+                $($(
+                    let value = self.$field.as_ref().map_or_else(|| $default, |at| at.value.clone());
+                    settings.$field = declare::Fits::fitted(value);
+                )?)*
+            }
+        }
+    };
     (@type $t:ty) => { declare::Opt<$t> };
     (@type $t:ty, required) => { declare::At<$t> };
     (@type $t:ty, named) => { declare::At<$t> };

@@ -1,13 +1,13 @@
 //! How the ext-proc exchange behaves.
 
 use super::declare;
-use crate::settings::{ModelsAnswer, OnUnparseable, UsageCount};
+use crate::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, OnUnparseable, UsageCount};
 use attache_config_schema::diagnostic::At;
 use std::ops::Bound;
 
 sections! {
     /// How the ext-proc exchange behaves.
-    Exchange {
+    Exchange fills ExchangeSettings {
         /// What happens to a body that is no valid request. `fallback` routes it by load and lets the server answer.
         "onUnparseable" => on_unparseable: OnUnparseable { default: OnUnparseable::default(); },
         /// `true` only for the conformance suite: every client may choose its endpoint by a header.
@@ -51,7 +51,7 @@ sections! {
         "path" => path: Vec<At<String>> { absent: "none"; },
     }
     /// Explanations of decisions, for gateways and logs.
-    Explain {
+    Explain fills ExplainSettings {
         /// Whether each endpoint's score is dynamic metadata beside the destination.
         "metadata" => metadata: bool { default: false; flag: "emit-endpoint-scores"; },
         /// Share of the decisions that are logged with the score of each endpoint.

@@ -20,7 +20,7 @@ const fn up_to(bytes: u64) -> std::ops::RangeInclusive<Bytes> {
 
 sections! {
     /// Limits on requests, tenants and models. `src/types/limits.rs` has the reason of each default.
-    LimitsSection {
+    LimitsSection fills Limits {
         /// Largest body of a request.
         "maxBodyBytes" => max_body_bytes: Bytes {
             default: Bytes(Limits::default().max_body_bytes); range: up_to(1 << 32); unit: "bytes";

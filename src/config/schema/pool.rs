@@ -130,7 +130,7 @@ sections! {
         "bearerTokenFile" => bearer_token_file: String { absent: "none"; },
     }
     /// When endpoints are ejected. `src/pool/health.rs` has the reason of each default.
-    Health {
+    Health fills HealthPolicy {
         /// Failures in a row until an endpoint is ejected; 0: never.
         "consecutiveFailures" => consecutive_failures: u32 {
             default: HealthPolicy::default().consecutive_failures; unit: "failures";

@@ -24,9 +24,7 @@ use super::aibrix_env::AibrixDefaults;
 use super::decode::{Bytes, Sink};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::schema::{self, File, LogFormat, Opt};
-use super::settings::{
-    ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TenantRule,
-};
+use super::settings::{ExchangeSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TenantRule};
 use super::units::show_duration;
 use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
@@ -359,8 +357,7 @@ fn check_untrusted(file: &schema::Exchange, sink: &mut Sink) {
 }
 
 fn exchange(file: schema::Exchange, sink: &mut Sink) -> ExchangeSettings {
-    let conformance = file.conformance_headers.filter(|at| at.value);
-    if let Some(at) = &conformance {
+    if let Some(at) = file.conformance_headers.filter(|at| at.value) {
         sink.push(
             Diagnostic::new(
                 Code::TrustsClients,
@@ -371,8 +368,7 @@ fn exchange(file: schema::Exchange, sink: &mut Sink) -> ExchangeSettings {
             .help("meant for the conformance suite; leave it off in production"),
         );
     }
-    let trust_client_headers = file.trust_client_headers();
-    if !trust_client_headers {
+    if !file.trust_client_headers() {
         check_untrusted(&file, sink);
     }
     let session_headers = file.session_headers.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
@@ -380,58 +376,21 @@ fn exchange(file: schema::Exchange, sink: &mut Sink) -> ExchangeSettings {
     let session_headers = session_headers.collect();
     let objectives = file.objectives.iter().flat_map(|at| &at.value);
     let objectives = objectives.map(|(name, priority)| (name.value.clone(), priority.value)).collect();
+    let mut settings = ExchangeSettings { session_headers, objectives, ..Default::default() };
+    file.fill(&mut settings);
+    file.explain.map(|at| at.value).unwrap_or_default().fill(&mut settings.explain);
     let usage = file.report_usage.as_ref().map(|at| &at.value);
-    let report_usage = usage.map(|u| ReportUsage { namespace: u.namespace(), key: u.key(), count: u.count() });
-    let none = schema::Explain::default();
-    let explain = file.explain.as_ref().map_or(&none, |at| &at.value);
-    let explain = ExplainSettings {
-        metadata: explain.metadata(),
-        log_ratio: explain.log_ratio(),
-        kept: explain.kept(),
-        time_ratio: explain.time_ratio(),
-    };
-    ExchangeSettings {
-        report_usage,
-        explain,
-        on_unparseable: file.on_unparseable(),
-        conformance_headers: conformance.is_some(),
-        trust_client_headers,
-        session_headers,
-        prefill_endpoint_header: file.prefill_endpoint_header(),
-        route_header: file.route_header(),
-        keep_accept_encoding: file.keep_accept_encoding(),
-        disable_endpoint_subset_filter: file.disable_endpoint_subset_filter(),
-        models: file.models(),
-        objectives,
-        tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),
-    }
+    settings.report_usage = usage.map(|u| ReportUsage { namespace: u.namespace(), key: u.key(), count: u.count() });
+    settings.tenant = file.tenant.and_then(|file| tenants::rule(file, sink));
+    settings
 }
 
 fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
-    // The ranges of these keys are within 32 bits.
-    let narrow = |bytes: Bytes| u32::try_from(bytes.0).unwrap_or(u32::MAX);
-    let (max_body_bytes, max_buffered_bytes) = (file.max_body_bytes().0, file.max_buffered_bytes().0);
+    let mut limits = Limits::default();
+    file.fill(&mut limits);
     let of_client = file.max_upload_bytes_per_client.map(|at| at.value.0);
-    let limits = Limits {
-        max_body_bytes,
-        max_buffered_bytes,
-        max_upload_bytes_per_client: of_client.unwrap_or_else(|| client_share(max_buffered_bytes, max_body_bytes)),
-        min_upload_rate: file.min_upload_rate().0,
-        upload_grace: file.upload_grace(),
-        max_json_depth: file.max_json_depth(),
-        max_json_values: file.max_json_values(),
-        max_messages: file.max_messages(),
-        max_prompts: file.max_prompts(),
-        max_model_bytes: narrow(file.max_model_bytes()),
-        max_cache_salt_bytes: narrow(file.max_cache_salt_bytes()),
-        max_header_bytes: narrow(file.max_header_bytes()),
-        max_headers: file.max_headers(),
-        max_multipart_sniff_bytes: narrow(file.max_multipart_sniff_bytes()),
-        request_timeout: file.request_timeout(),
-        idle_timeout: file.idle_timeout(),
-        max_streams: file.max_streams(),
-        max_streams_per_connection: file.max_streams_per_connection(),
-    };
+    limits.max_upload_bytes_per_client =
+        of_client.unwrap_or_else(|| client_share(limits.max_buffered_bytes, limits.max_body_bytes));
     check_buffered(&limits, file, sink);
     limits
 }

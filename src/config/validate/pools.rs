@@ -533,13 +533,7 @@ fn health(file: &schema::Health, path: &str, sink: &mut Sink) -> HealthPolicy {
                 .related(file.ejection.map(|at| at.span).unwrap_or_default(), "the first"),
         );
     }
-    HealthPolicy {
-        consecutive_failures: file.consecutive_failures(),
-        consecutive_connect_failures: file.consecutive_connect_failures(),
-        ejection,
-        max_ejection,
-        slow_start: file.slow_start(),
-        error_period: file.error_period(),
-        max_ejection_percent: file.max_ejection_percent(),
-    }
+    let mut settings = HealthPolicy::default();
+    file.fill(&mut settings);
+    HealthPolicy { max_ejection, ..settings }
 }
