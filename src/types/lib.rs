@@ -19,7 +19,7 @@ pub mod ids;
 pub mod labels;
 pub mod limits;
 pub mod log_filter;
-mod param_error;
+pub mod param_error;
 pub mod parameter;
 pub mod params;
 pub mod program;

@@ -285,7 +285,7 @@ macro_rules! keywords {
                 $crate::declare::Kind::Word(vec![$($word, $($alias,)*)+])
             }
 
-            fn read(value: &serde_json::Value, subject: &str) -> Result<Self, $crate::params::ParamError> {
+            fn read(value: &serde_json::Value, subject: &str) -> Result<Self, $crate::param_error::ParamError> {
                 let words = [$(($word, Self::$value), $(($alias, Self::$value),)*)+];
                 $crate::parameter::keyword(&words, value, subject)
             }
@@ -364,7 +364,7 @@ macro_rules! parameters {
                 $crate::declare::Kind::Section($crate::declare::Section { note, keys, alone: alone.first().copied() })
             }
 
-            fn read(value: &serde_json::Value, subject: &str) -> Result<Self, $crate::params::ParamError> {
+            fn read(value: &serde_json::Value, subject: &str) -> Result<Self, $crate::param_error::ParamError> {
                 $(
                     let mapping;
                     let value = match value {
@@ -383,7 +383,7 @@ macro_rules! parameters {
                     $($($crate::parameter::check(entries, &names, $field.as_ref(), &($range))?;)?)?
                     let $field = match $field.or_else(|| $crate::parameters!(@absent $t $($(, $default)?)?)) {
                         Some(value) => value,
-                        None => return Err($crate::params::ParamError::new(concat!("`", $key, "` is missing"))),
+                        None => return Err($crate::param_error::ParamError::new(concat!("`", $key, "` is missing"))),
                     };
                 )*
                 $($($crate::parameter::field::<$ignored_type>(entries, &[$ignored])?;)+)?
