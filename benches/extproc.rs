@@ -438,7 +438,7 @@ async fn through_envoy(bench: &mut Bench, options: &Options) -> Result<(), Error
         let mut results: [Vec<Through>; 3] = Default::default();
         for round in 0..=options.rounds.min(3) {
             for ((_, behind, envoy), results) in envoys.iter().zip(&mut results) {
-                let one = Through::measure(envoy, *behind, &body, options.time * 2).await?;
+                let one = Through::measure(envoy, *behind, &body, (CLIENTS, options.time * 2)).await?;
                 if round > 0 {
                     results.push(one);
                 }
@@ -461,10 +461,15 @@ struct Through {
 }
 
 impl Through {
-    async fn measure(envoy: &EnvoyProcess, behind: Behind, body: &[u8], time: Duration) -> Result<Self, Error> {
+    async fn measure(
+        envoy: &EnvoyProcess,
+        behind: Behind,
+        body: &[u8],
+        (clients, time): (usize, Duration),
+    ) -> Result<Self, Error> {
         let picker = behind.map(|(pid, ..)| pid);
         let before = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
-        let times = http_load::closed_loop(envoy.listener("inference"), body, CLIENTS, time, http_load::ANSWER).await?;
+        let times = http_load::closed_loop(envoy.listener("inference"), body, clients, time, http_load::ANSWER).await?;
         let after = (cpu(envoy.id()), picker.map_or(Duration::ZERO, cpu));
         let count = times.len() as f64;
         Ok(Self {
@@ -495,13 +500,14 @@ fn through_row(size: &str, name: &str, has_picker: bool, results: &[Through]) ->
     ]
 }
 
-/// The same decisions by ext-proc and inside Envoy: the CPU time of Envoy and the picker together.
+/// The same decisions of the default strategy by ext-proc and inside Envoy: the CPU time of Envoy and the picker together,
+/// and what they add to the latency of one connection.
 async fn inside(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     let servers: [SocketAddr; 4] = bench.upstreams.clone().try_into().map_err(|_| "four servers")?;
     let endpoints: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
     let text = format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: least-request}}\n  \
-         destination: {{mode: list}}\n  endpoints: [{}]\n",
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  destination: {{mode: list}}\n  \
+         endpoints: [{}]\n",
         endpoints.join(", ")
     );
     let picker = AttacheProcess::with_arguments(&["--config-text", &text, "--workers", "1"].map(str::to_owned)).await;
@@ -522,7 +528,7 @@ async fn inside(bench: &mut Bench, options: &Options) -> Result<(), Error> {
         let mut results: [Vec<Through>; 3] = Default::default();
         for round in 0..=options.rounds {
             for ((_, behind, envoy), results) in envoys.iter().zip(&mut results) {
-                let one = Through::measure(envoy, *behind, &body, options.time).await?;
+                let one = Through::measure(envoy, *behind, &body, (CLIENTS, options.time)).await?;
                 if round > 0 {
                     results.push(one);
                 }
@@ -544,6 +550,22 @@ async fn inside(bench: &mut Bench, options: &Options) -> Result<(), Error> {
                 if *name == "inside" { format!("≤ {target}") } else { "–".to_owned() },
             ]);
         }
+    }
+    let mut latencies: [Vec<f64>; 3] = Default::default();
+    let body = chat(2_000, false, 1);
+    for _ in 0..options.rounds {
+        for ((_, behind, envoy), latencies) in envoys.iter().zip(&mut latencies) {
+            latencies.push(Through::measure(envoy, *behind, &body, (1, options.time)).await?.p50_us);
+        }
+    }
+    let [without, by_ext_proc, inside_us] = latencies.map(median);
+    for (name, latency, target) in [("ext-proc", by_ext_proc, "–"), ("inside", inside_us, "≤ 60 µs")] {
+        bench.table.push([
+            format!("one connection, 2 KB, {name}"),
+            format!("p50 {latency:.0} µs, without a picker {without:.0} µs"),
+            format!("{:.0} µs added", latency - without),
+            target.to_owned(),
+        ]);
     }
     let (late, calls) = inside.late_hooks().await;
     bench.table.push([
