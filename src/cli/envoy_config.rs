@@ -11,8 +11,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The shipped bootstrap: what is printed differs from it only in its servers and its configuration file.
+/// The shipped bootstrap of a pool that lists its servers: what is printed has other servers and another configuration file.
 const BOOTSTRAP: &str = include_str!("../../envoy/inside.yaml");
+/// That of a pool that finds servers: Envoy gets them from Attaché.
+const CLUSTER_BOOTSTRAP: &str = include_str!("../../envoy/inside-cluster.yaml");
 /// The configuration file in it.
 const CONFIG_FILE: &str = "config_file: /etc/attache/config.yaml";
 /// The beginning of a line with a server.
@@ -32,7 +34,7 @@ pub(super) struct EnvoyConfigArgs {
     /// With the library that runs Attaché inside Envoy. For the ext-proc service, change a file of `envoy/`
     #[arg(long)]
     inside: bool,
-    /// Attaché's configuration file, where Envoy will read it; its one pool lists `endpoints`
+    /// Attaché's configuration file, where Envoy will read it, with one pool
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
@@ -45,7 +47,7 @@ pub(super) fn envoy_config(args: &EnvoyConfigArgs) -> ExitCode {
     let reading = ReloadSource::of_file_alone(args.file.clone()).read().for_inside();
     message(reading.render(colour()));
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
-    let printed = pool(&settings).and_then(|pool| Ok((bootstrap(&args.file, &servers(pool)?)?, pool.destination)));
+    let printed = pool(&settings).and_then(|pool| Ok((bootstrap(&args.file, servers(pool)?)?, pool.destination)));
     match printed {
         Ok((bootstrap, destination)) => {
             if destination == Destination::Single {
@@ -70,25 +72,15 @@ fn pool(settings: &Settings) -> Result<&PoolSettings, String> {
              a cluster and a route for each one",
             pools.len()
         )),
-        _ => Err("`pools` has a search for InferencePools, allowed: one pool with `endpoints`".to_owned()),
+        _ => Err("`pools` has a search for InferencePools, allowed: one pool".to_owned()),
     }
 }
 
-/// The servers that Envoy must know.
-fn servers(pool: &PoolSettings) -> Result<Vec<SocketAddr>, String> {
+/// The servers that the bootstrap lists; `None`: Envoy gets them from Attaché.
+fn servers(pool: &PoolSettings) -> Result<Option<Vec<SocketAddr>>, String> {
     let name = &pool.name;
-    let found = [
-        ("dns", !pool.dns.is_empty()),
-        ("endpointsFile", pool.file.is_some()),
-        ("kubernetes", pool.kubernetes.is_some()),
-    ];
-    if let Some((key, _)) = found.iter().find(|(_, is_given)| *is_given) {
-        return Err(format!(
-            "pool `{name}` finds servers by `{key}`, and a bootstrap lists them; name them in `endpoints`, or give the \
-             cluster of `envoy/inside.yaml` the discovery of your Envoy"
-        ));
-    }
-    if pool.endpoints.is_empty() {
+    let are_found = !pool.dns.is_empty() || pool.file.is_some() || pool.kubernetes.is_some();
+    if pool.endpoints.is_empty() && !are_found {
         return Err(format!("pool `{name}` has no `endpoints`, and Envoy must know its servers"));
     }
     let is_read =
@@ -99,20 +91,24 @@ fn servers(pool: &PoolSettings) -> Result<Vec<SocketAddr>, String> {
              which the bootstrap reads; add it to `destination.metadata`"
         ));
     }
-    Ok(pool.endpoints.iter().map(|endpoint| endpoint.address).collect())
+    Ok((!are_found).then(|| pool.endpoints.iter().map(|endpoint| endpoint.address).collect()))
 }
 
 /// The shipped bootstrap with these servers and this file, without the comment at its head.
-fn bootstrap(file: &Path, servers: &[SocketAddr]) -> Result<String, String> {
+fn bootstrap(file: &Path, servers: Option<Vec<SocketAddr>>) -> Result<String, String> {
     let path = std::path::absolute(file).map_err(|error| format!("where is the file: {error}"))?;
     let path = path.to_str().ok_or("the path must be UTF-8, as Envoy's configuration is")?;
     let config_file = format!("config_file: {}", yaml_text(path));
-    let mut servers = Some(servers);
-    let mut lines = vec!["# envoy/inside.yaml, printed by `attache envoy-config --inside`.".to_owned()];
-    for line in BOOTSTRAP.lines().skip_while(|line| line.starts_with('#')) {
+    let (name, shipped) = match servers {
+        Some(_) => ("inside.yaml", BOOTSTRAP),
+        None => ("inside-cluster.yaml", CLUSTER_BOOTSTRAP),
+    };
+    let mut servers = servers.unwrap_or_default();
+    let mut lines = vec![format!("# envoy/{name}, printed by `attache envoy-config --inside`.")];
+    for line in shipped.lines().skip_while(|line| line.starts_with('#')) {
         match line.split_once(SERVER) {
             // The first one stands for all of them.
-            Some((indent, _)) => lines.extend(servers.take().into_iter().flatten().map(|server| {
+            Some((indent, _)) => lines.extend(servers.drain(..).map(|server| {
                 let (ip, port) = (yaml_text(&server.ip().to_string()), server.port());
                 format!("{indent}{SERVER}{{socket_address: {{address: {ip}, port_value: {port}}}}}}}")
             })),
@@ -139,18 +135,35 @@ mod tests {
     #[test]
     fn bootstrap_of_the_shipped_servers_is_the_shipped_one() {
         let servers = addresses(&["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003", "127.0.0.1:8004"]);
-        let text = bootstrap(Path::new("/etc/attache/config.yaml"), &servers).unwrap();
-        let shipped = BOOTSTRAP.split_once("\n\n").unwrap().1;
-        assert_eq!(text.split_once("\n\n").unwrap().1, shipped.trim_end());
-        assert!(shipped.starts_with("admin:"), "the comment at the head is left out");
+        for (servers, shipped) in [(Some(servers), BOOTSTRAP), (None, CLUSTER_BOOTSTRAP)] {
+            let text = bootstrap(Path::new("/etc/attache/config.yaml"), servers).unwrap();
+            let shipped = shipped.split_once("\n\n").unwrap().1;
+            assert_eq!(text.split_once("\n\n").unwrap().1, shipped.trim_end());
+            assert!(shipped.starts_with("admin:"), "the comment at the head is left out");
+        }
+    }
+
+    #[test]
+    fn shipped_bootstraps_differ_only_in_the_source_of_servers() {
+        let lines = |text: &'static str| text.split_once("\n\n").unwrap().1.lines();
+        // Up to the type of the cluster, and from its time-out for connections to its servers.
+        let until = |text, line: &'static str| lines(text).take_while(move |at| at.trim() != line).collect::<Vec<_>>();
+        let note = "# Envoy waits for the first servers, for 30 s at most. Servers of prefill and those that drain are left out.";
+        assert_eq!(until(BOOTSTRAP, "type: STATIC"), until(CLUSTER_BOOTSTRAP, note));
+        let rest = |text| lines(text).skip_while(|at| at.trim() != "connect_timeout: 2s").collect::<Vec<_>>();
+        let listed = rest(BOOTSTRAP).into_iter().take_while(|at| at.trim() != "load_assignment:").collect::<Vec<_>>();
+        assert_eq!(listed, rest(CLUSTER_BOOTSTRAP));
     }
 
     #[test]
     fn servers_and_file_are_replaced() {
-        let text = bootstrap(Path::new("/a b/\"c\".yaml"), &addresses(&["10.0.0.1:80", "[fd00::1]:81"])).unwrap();
+        let servers = addresses(&["10.0.0.1:80", "[fd00::1]:81"]);
+        let text = bootstrap(Path::new("/a b/\"c\".yaml"), Some(servers)).unwrap();
         assert_eq!(text.matches(SERVER).count(), 2);
         assert!(text.contains("{address: 10.0.0.1, port_value: 80}") && !text.contains("800"), "{text}");
         assert!(text.contains("{address: \"fd00::1\", port_value: 81}"), "{text}");
         assert_eq!(text.matches(r#"config_file: "/a b/\"c\".yaml""#).count(), 2, "{text}");
+        let text = bootstrap(Path::new("/a.yaml"), None).unwrap();
+        assert_eq!(text.matches("config_file: /a.yaml").count(), 3, "of the extension, the filter and the cluster");
     }
 }

@@ -95,8 +95,9 @@ pub trait Callbacks {
     fn clear_route_cache(&self);
     /// A waker that makes Envoy call `scheduled` of the filter. Any thread may wake, also after the stream's end.
     fn waker(&self) -> Waker;
-    /// Responds in place of a server, or resets a stream whose response has begun. May call hooks of the filter.
+    /// Responds in place of a server, or resets a stream whose response has begun. May call hooks of the filter, so the
+    /// caller holds no borrow that they need.
     fn send(&self, answer: &Answer);
-    /// Continues a request that the filter has held back. May call hooks of the filter.
+    /// Continues a request that the filter has held back. May call hooks of the filter, as [`Self::send`].
     fn continue_request(&self);
 }

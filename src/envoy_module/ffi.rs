@@ -11,11 +11,13 @@
 
 use crate::bootstrap::{self, Bootstrap};
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
+use crate::cluster::{Cluster, ClusterConfig, Host, HostList};
 use crate::filter::{Filter, FilterConfig, Flow};
 use crate::pickers::{Picker, Process};
 use crate::settings;
 use parking_lot::RwLock;
 use std::ffi::{c_char, c_void};
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -62,55 +64,75 @@ const _: () = {
     assert!(size_of::<EventCallback>() == 8);
 };
 
-/// Functions of Envoy: names and types of the arguments, in one line each.
+/// Functions of Envoy: names behind `envoy_dynamic_module_callback_`, and types of the arguments.
 macro_rules! functions_of_envoy {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         unsafe extern "C" {
-            $(fn $name($(_: $argument),*) $(-> $result)?;)*
+            $(
+                #[link_name = concat!("envoy_dynamic_module_callback_", stringify!($name))]
+                fn $name($(_: $argument),*) $(-> $result)?;
+            )*
         }
     };
 }
 
 functions_of_envoy! {
-    envoy_dynamic_module_callback_is_validation_mode() -> bool;
-    envoy_dynamic_module_callback_log_enabled(u32) -> bool;
-    envoy_dynamic_module_callback_log_v2(u32, Buffer, Buffer, u32);
+    is_validation_mode() -> bool;
+    log_enabled(u32) -> bool;
+    log_v2(u32, Buffer, Buffer, u32);
 
-    envoy_dynamic_module_callback_http_get_headers_size(Ptr, u32) -> usize;
-    envoy_dynamic_module_callback_http_get_headers(Ptr, u32, *mut Pair) -> bool;
-    envoy_dynamic_module_callback_http_set_header(Ptr, u32, Buffer, Buffer) -> bool;
+    http_get_headers_size(Ptr, u32) -> usize;
+    http_get_headers(Ptr, u32, *mut Pair) -> bool;
+    http_set_header(Ptr, u32, Buffer, Buffer) -> bool;
 
-    envoy_dynamic_module_callback_http_get_body_size(Ptr, u32) -> usize;
-    envoy_dynamic_module_callback_http_get_body_chunks_size(Ptr, u32) -> usize;
-    envoy_dynamic_module_callback_http_get_body_chunks(Ptr, u32, *mut Buffer) -> bool;
-    envoy_dynamic_module_callback_http_drain_body(Ptr, u32, usize) -> bool;
-    envoy_dynamic_module_callback_http_append_body(Ptr, u32, Buffer) -> bool;
-    envoy_dynamic_module_callback_http_get_buffer_limit(Ptr) -> u64;
-    envoy_dynamic_module_callback_http_set_buffer_limit(Ptr, u64);
+    http_get_body_size(Ptr, u32) -> usize;
+    http_get_body_chunks_size(Ptr, u32) -> usize;
+    http_get_body_chunks(Ptr, u32, *mut Buffer) -> bool;
+    http_drain_body(Ptr, u32, usize) -> bool;
+    http_append_body(Ptr, u32, Buffer) -> bool;
+    http_get_buffer_limit(Ptr) -> u64;
+    http_set_buffer_limit(Ptr, u64);
 
-    envoy_dynamic_module_callback_http_get_metadata_string(Ptr, u32, Buffer, Buffer, *mut Buffer) -> bool;
-    envoy_dynamic_module_callback_http_get_metadata_number(Ptr, u32, Buffer, Buffer, *mut f64) -> bool;
-    envoy_dynamic_module_callback_http_get_metadata_bool(Ptr, u32, Buffer, Buffer, *mut bool) -> bool;
-    envoy_dynamic_module_callback_http_get_metadata_list_size(Ptr, u32, Buffer, Buffer, *mut usize) -> bool;
-    envoy_dynamic_module_callback_http_get_metadata_list_string(Ptr, u32, Buffer, Buffer, usize, *mut Buffer) -> bool;
-    envoy_dynamic_module_callback_http_set_dynamic_metadata_string(Ptr, Buffer, Buffer, Buffer);
-    envoy_dynamic_module_callback_http_set_dynamic_metadata_number(Ptr, Buffer, Buffer, f64);
+    http_get_metadata_string(Ptr, u32, Buffer, Buffer, *mut Buffer) -> bool;
+    http_get_metadata_number(Ptr, u32, Buffer, Buffer, *mut f64) -> bool;
+    http_get_metadata_bool(Ptr, u32, Buffer, Buffer, *mut bool) -> bool;
+    http_get_metadata_list_size(Ptr, u32, Buffer, Buffer, *mut usize) -> bool;
+    http_get_metadata_list_string(Ptr, u32, Buffer, Buffer, usize, *mut Buffer) -> bool;
+    http_set_dynamic_metadata_string(Ptr, Buffer, Buffer, Buffer);
+    http_set_dynamic_metadata_number(Ptr, Buffer, Buffer, f64);
 
-    envoy_dynamic_module_callback_http_filter_get_attribute_string(Ptr, u32, *mut Buffer) -> bool;
-    envoy_dynamic_module_callback_http_filter_get_attribute_int(Ptr, u32, *mut u64) -> bool;
+    http_filter_get_attribute_string(Ptr, u32, *mut Buffer) -> bool;
+    http_filter_get_attribute_int(Ptr, u32, *mut u64) -> bool;
 
-    envoy_dynamic_module_callback_http_clear_route_cache(Ptr);
-    envoy_dynamic_module_callback_http_filter_continue_decoding(Ptr);
-    envoy_dynamic_module_callback_http_send_response(Ptr, u32, *mut Pair, usize, Buffer, Buffer);
+    http_clear_route_cache(Ptr);
+    http_filter_continue_decoding(Ptr);
+    http_send_response(Ptr, u32, *mut Pair, usize, Buffer, Buffer);
 
-    envoy_dynamic_module_callback_http_filter_scheduler_new(Ptr) -> Ptr;
-    envoy_dynamic_module_callback_http_filter_scheduler_commit(Ptr, u64);
-    envoy_dynamic_module_callback_http_filter_scheduler_delete(Ptr);
+    http_filter_scheduler_new(Ptr) -> Ptr;
+    http_filter_scheduler_commit(Ptr, u64);
+    http_filter_scheduler_delete(Ptr);
 
-    envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_new(Ptr) -> Ptr;
-    envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_commit(Ptr, u64);
-    envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_delete(Ptr);
-    envoy_dynamic_module_callback_bootstrap_extension_config_signal_init_complete(Ptr);
+    bootstrap_extension_config_scheduler_new(Ptr) -> Ptr;
+    bootstrap_extension_config_scheduler_commit(Ptr, u64);
+    bootstrap_extension_config_scheduler_delete(Ptr);
+    bootstrap_extension_config_signal_init_complete(Ptr);
+
+    cluster_add_hosts(
+        Ptr, u32, *const Buffer, *const u32, *const Buffer, *const Buffer, *const Buffer, *const Buffer, usize, usize,
+        *mut Ptr) -> bool;
+    cluster_remove_hosts(Ptr, *const Ptr, usize) -> usize;
+    cluster_pre_init_complete(Ptr);
+    cluster_scheduler_new(Ptr) -> Ptr;
+    cluster_scheduler_commit(Ptr, u64);
+    cluster_scheduler_delete(Ptr);
+}
+
+/// Calls a function of Envoy: one that any thread may call, or one for the object of the running hook.
+macro_rules! ask {
+    ($function:ident($($argument:expr),*)) => {
+        // SAFETY: hooks run on the thread of their object, and buffers are valid until the call returns.
+        unsafe { $function($($argument),*) }
+    };
 }
 
 impl Buffer {
@@ -142,14 +164,12 @@ fn written<T>(mut value: T, write: impl FnOnce(&mut T) -> bool) -> Option<T> {
     write(&mut value).then_some(value)
 }
 
-// SAFETY of all calls here: the pointer is that of the running hook, and buffers are valid until the call returns.
 impl Callbacks for Envoy {
     fn headers(&self, of: Headers) -> Vec<(String, Vec<u8>)> {
-        // SAFETY: see above.
-        let count = unsafe { envoy_dynamic_module_callback_http_get_headers_size(self.0, of as u32) };
+        let count = ask!(http_get_headers_size(self.0, of as u32));
         let mut pairs = vec![Pair { name: Buffer::EMPTY, value: Buffer::EMPTY }; count];
-        // SAFETY: there is space for all headers.
-        if !unsafe { envoy_dynamic_module_callback_http_get_headers(self.0, of as u32, pairs.as_mut_ptr()) } {
+        // There is space for all.
+        if !ask!(http_get_headers(self.0, of as u32, pairs.as_mut_ptr())) {
             return Vec::new();
         }
         pairs.iter().map(|pair| (pair.name.text(), pair.value.bytes().to_vec())).collect()
@@ -157,22 +177,21 @@ impl Callbacks for Envoy {
 
     fn set_header(&self, of: Headers, name: &str, value: &[u8]) {
         let (name, value) = (Buffer::of(name.as_bytes()), Buffer::of(value));
-        // SAFETY: see above. An empty slice has a pointer, so it sets an empty value.
-        unsafe { envoy_dynamic_module_callback_http_set_header(self.0, of as u32, name, value) };
+        // An empty slice has a pointer, so it sets an empty value.
+        ask!(http_set_header(self.0, of as u32, name, value));
     }
 
     fn remove_header(&self, of: Headers, name: &str) {
         let name = Buffer::of(name.as_bytes());
-        // SAFETY: see above. A null value removes the header.
-        unsafe { envoy_dynamic_module_callback_http_set_header(self.0, of as u32, name, Buffer::EMPTY) };
+        // A null value removes the header.
+        ask!(http_set_header(self.0, of as u32, name, Buffer::EMPTY));
     }
 
     fn body(&self, chunk: Chunk) -> Vec<u8> {
-        // SAFETY: see above.
-        let count = unsafe { envoy_dynamic_module_callback_http_get_body_chunks_size(self.0, chunk as u32) };
+        let count = ask!(http_get_body_chunks_size(self.0, chunk as u32));
         let mut parts = vec![Buffer::EMPTY; count];
-        // SAFETY: there is space for all parts.
-        if !unsafe { envoy_dynamic_module_callback_http_get_body_chunks(self.0, chunk as u32, parts.as_mut_ptr()) } {
+        // There is space for all.
+        if !ask!(http_get_body_chunks(self.0, chunk as u32, parts.as_mut_ptr())) {
             return Vec::new();
         }
         let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.length).sum());
@@ -183,104 +202,71 @@ impl Callbacks for Envoy {
     fn replace_body(&self, chunk: Chunk, bytes: &[u8]) {
         let length = self.body_len(chunk);
         if length > 0 {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_drain_body(self.0, chunk as u32, length) };
+            ask!(http_drain_body(self.0, chunk as u32, length));
         }
         if !bytes.is_empty() {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_append_body(self.0, chunk as u32, Buffer::of(bytes)) };
+            ask!(http_append_body(self.0, chunk as u32, Buffer::of(bytes)));
         }
     }
 
     fn body_len(&self, chunk: Chunk) -> usize {
-        // SAFETY: see above.
-        unsafe { envoy_dynamic_module_callback_http_get_body_size(self.0, chunk as u32) }
+        ask!(http_get_body_size(self.0, chunk as u32))
     }
 
     fn metadata(&self, namespace: &str, key: &str) -> Option<Metadatum> {
         let (filter, namespace, key) = (self.0, Buffer::of(namespace.as_bytes()), Buffer::of(key.as_bytes()));
-        let text = written(Buffer::EMPTY, |out| {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_get_metadata_string(filter, DYNAMIC, namespace, key, out) }
-        });
+        let text = written(Buffer::EMPTY, |out| ask!(http_get_metadata_string(filter, DYNAMIC, namespace, key, out)));
         if let Some(text) = text {
             return Some(Metadatum::Text(text.text()));
         }
-        let count = written(0, |out| {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_get_metadata_list_size(filter, DYNAMIC, namespace, key, out) }
-        });
+        let count = written(0, |out| ask!(http_get_metadata_list_size(filter, DYNAMIC, namespace, key, out)));
         if let Some(count) = count {
             let element = |index| {
                 written(Buffer::EMPTY, |out| {
-                    // SAFETY: see above.
-                    unsafe {
-                        envoy_dynamic_module_callback_http_get_metadata_list_string(
-                            filter, DYNAMIC, namespace, key, index, out,
-                        )
-                    }
+                    ask!(http_get_metadata_list_string(filter, DYNAMIC, namespace, key, index, out))
                 })
             };
             return Some(Metadatum::Texts((0..count).map(|index| element(index).map(|text| text.text())).collect()));
         }
-        let number = written(0.0, |out| {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_get_metadata_number(filter, DYNAMIC, namespace, key, out) }
-        });
-        let truth = || {
-            written(false, |out| {
-                // SAFETY: see above.
-                unsafe { envoy_dynamic_module_callback_http_get_metadata_bool(filter, DYNAMIC, namespace, key, out) }
-            })
-        };
+        let number = written(0.0, |out| ask!(http_get_metadata_number(filter, DYNAMIC, namespace, key, out)));
+        let truth = || written(false, |out| ask!(http_get_metadata_bool(filter, DYNAMIC, namespace, key, out)));
         number.map(Metadatum::Number).or_else(|| truth().map(Metadatum::Bool))
     }
 
     fn set_metadata(&self, namespace: &str, key: &str, value: &str) {
         let [namespace, key, value] = [namespace, key, value].map(|text| Buffer::of(text.as_bytes()));
-        // SAFETY: see above.
-        unsafe { envoy_dynamic_module_callback_http_set_dynamic_metadata_string(self.0, namespace, key, value) };
+        ask!(http_set_dynamic_metadata_string(self.0, namespace, key, value));
     }
 
     fn set_metadata_number(&self, namespace: &str, key: &str, value: f64) {
         let [namespace, key] = [namespace, key].map(|text| Buffer::of(text.as_bytes()));
-        // SAFETY: see above.
-        unsafe { envoy_dynamic_module_callback_http_set_dynamic_metadata_number(self.0, namespace, key, value) };
+        ask!(http_set_dynamic_metadata_number(self.0, namespace, key, value));
     }
 
     fn text(&self, attribute: Attribute) -> Option<String> {
-        let text = written(Buffer::EMPTY, |out| {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_filter_get_attribute_string(self.0, attribute as u32, out) }
-        });
+        let text = written(Buffer::EMPTY, |out| ask!(http_filter_get_attribute_string(self.0, attribute as u32, out)));
         text.map(|text| text.text())
     }
 
     fn number(&self, attribute: Attribute) -> Option<u64> {
-        // SAFETY: see above.
-        written(0, |out| unsafe {
-            envoy_dynamic_module_callback_http_filter_get_attribute_int(self.0, attribute as u32, out)
-        })
+        written(0, |out| ask!(http_filter_get_attribute_int(self.0, attribute as u32, out)))
     }
 
     fn raise_buffer_limit(&self, bytes: u64) {
-        // SAFETY: see above.
-        let limit = unsafe { envoy_dynamic_module_callback_http_get_buffer_limit(self.0) };
+        let limit = ask!(http_get_buffer_limit(self.0));
         // 0 is no limit.
         if limit != 0 && limit < bytes {
-            // SAFETY: see above.
-            unsafe { envoy_dynamic_module_callback_http_set_buffer_limit(self.0, bytes) };
+            ask!(http_set_buffer_limit(self.0, bytes));
         }
     }
 
     fn clear_route_cache(&self) {
-        // SAFETY: see above.
-        unsafe { envoy_dynamic_module_callback_http_clear_route_cache(self.0) };
+        ask!(http_clear_route_cache(self.0));
     }
 
     fn waker(&self) -> Waker {
-        // SAFETY: see above. The scheduler outlives the stream, until it is deleted.
-        Waker::from(Arc::new(Scheduler(unsafe { envoy_dynamic_module_callback_http_filter_scheduler_new(self.0) })))
+        let (commit, delete) = (http_filter_scheduler_commit, http_filter_scheduler_delete);
+        Waker::from(Arc::new(Scheduler { object: ask!(http_filter_scheduler_new(self.0)), commit, delete }))
     }
 
     fn send(&self, answer: &Answer) {
@@ -289,80 +275,86 @@ impl Callbacks for Envoy {
         let mut headers: Vec<Pair> = answer.headers.iter().map(pair).collect();
         let (body, details) = (Buffer::of(&answer.body), Buffer::of(answer.details.as_bytes()));
         let (first, count) = (headers.as_mut_ptr(), headers.len());
-        // SAFETY: see above. The caller holds no borrow that a hook of this stream needs.
-        unsafe {
-            envoy_dynamic_module_callback_http_send_response(self.0, answer.status, first, count, body, details);
-        }
+        ask!(http_send_response(self.0, answer.status, first, count, body, details));
     }
 
     fn continue_request(&self) {
-        // SAFETY: see above. The caller holds no borrow that a hook of this stream needs.
-        unsafe { envoy_dynamic_module_callback_http_filter_continue_decoding(self.0) };
+        ask!(http_filter_continue_decoding(self.0));
     }
 }
 
 /// Whether Envoy ends. From then on, no thread may make a worker run something: the worker may be gone.
 static ENDING: RwLock<bool> = RwLock::new(false);
 
-/// Lets a worker call `scheduled` of a filter.
-struct Scheduler(Ptr);
+/// Lets the thread of an object of Envoy call its hook `scheduled`.
+struct Scheduler {
+    object: Ptr,
+    commit: unsafe extern "C" fn(Ptr, u64),
+    delete: unsafe extern "C" fn(Ptr),
+}
 
-// SAFETY: Envoy allows `commit` and `delete` on any thread, also after the end of the stream.
+// SAFETY: Envoy allows `commit` and `delete` on any thread, also after the end of the object.
 unsafe impl Send for Scheduler {}
 // SAFETY: as above.
 unsafe impl Sync for Scheduler {}
 
-impl Wake for Scheduler {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
+impl Scheduler {
+    fn schedule(&self) {
         let ending = ENDING.read();
         if !*ending {
             // SAFETY: the scheduler is deleted on drop only.
-            unsafe { envoy_dynamic_module_callback_http_filter_scheduler_commit(self.0, 0) };
+            unsafe { (self.commit)(self.object, 0) };
         }
+    }
+}
+
+impl Wake for Scheduler {
+    fn wake(self: Arc<Self>) {
+        self.schedule();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.schedule();
     }
 }
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
         // SAFETY: it is deleted once.
-        unsafe { envoy_dynamic_module_callback_http_filter_scheduler_delete(self.0) };
+        unsafe { (self.delete)(self.object) };
     }
 }
 
-/// Lets the main thread call `scheduled` of the bootstrap extension.
-struct MainScheduler(Ptr);
+/// A cluster of Envoy, during a hook on the main thread.
+struct EnvoyCluster(Ptr);
 
-// SAFETY: Envoy allows `commit` and `delete` on any thread.
-unsafe impl Send for MainScheduler {}
-
-impl MainScheduler {
-    fn commit(&self) {
-        let ending = ENDING.read();
-        if !*ending {
-            // SAFETY: the scheduler is deleted on drop only.
-            unsafe { envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_commit(self.0, 0) };
-        }
+impl HostList for EnvoyCluster {
+    fn add(&self, servers: &[SocketAddr]) -> Option<Vec<Host>> {
+        let texts: Vec<String> = servers.iter().map(ToString::to_string).collect();
+        let addresses: Vec<Buffer> = texts.iter().map(|text| Buffer::of(text.as_bytes())).collect();
+        let (weights, nowhere) = (vec![1; servers.len()], vec![Buffer::EMPTY; servers.len()]);
+        let (nowhere, mut hosts) = (nowhere.as_ptr(), vec![null_mut(); servers.len()]);
+        let (addresses, weights, result) = (addresses.as_ptr(), weights.as_ptr(), hosts.as_mut_ptr());
+        // Without metadata. All lists have an item for each server: address, weight, region, zone, sub-zone, result.
+        let is_added = ask! { cluster_add_hosts(
+        self.0, 0, addresses, weights, nowhere, nowhere, nowhere, null(), 0, servers.len(), result) };
+        is_added.then(|| hosts.into_iter().map(|host| Host(host.expose_provenance())).collect())
     }
-}
 
-impl Drop for MainScheduler {
-    fn drop(&mut self) {
-        // SAFETY: it is deleted once.
-        unsafe { envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_delete(self.0) };
+    fn remove(&self, hosts: &[Host]) {
+        let hosts: Vec<Ptr> = hosts.iter().map(|host| std::ptr::with_exposed_provenance_mut(host.0)).collect();
+        ask!(cluster_remove_hosts(self.0, hosts.as_ptr(), hosts.len()));
+    }
+
+    fn is_complete(&self) {
+        ask!(cluster_pre_init_complete(self.0));
     }
 }
 
 fn write_log(level: Level, text: &str) {
     let level = LEVELS.iter().position(|known| *known == level).unwrap_or_default() as u32;
-    // SAFETY: Envoy allows these calls on any thread.
-    unsafe {
-        if envoy_dynamic_module_callback_log_enabled(level) {
-            envoy_dynamic_module_callback_log_v2(level, Buffer::of(text.as_bytes()), Buffer::of(b"attache"), 0);
-        }
+    if ask!(log_enabled(level)) {
+        ask!(log_v2(level, Buffer::of(text.as_bytes()), Buffer::of(b"attache"), 0));
     }
 }
 
@@ -377,9 +369,7 @@ fn block_signals() {
 
 /// The process of Envoy. Call it on the main thread.
 fn process() -> Process {
-    // SAFETY: the main thread calls this.
-    let validates = unsafe { envoy_dynamic_module_callback_is_validation_mode() };
-    Process { validates, block_signals, write_log }
+    Process { validates: ask!(is_validation_mode()), block_signals, write_log }
 }
 
 /// Runs `hook`; `otherwise` after a panic, which the panic hook has logged.
@@ -426,171 +416,184 @@ fn body_status(flow: Flow) -> u32 {
     }
 }
 
+/// Hooks that Envoy calls: names behind `envoy_dynamic_module_on_`.
+macro_rules! hooks {
+    ($(fn $name:ident($($argument:tt: $t:ty),*) $(-> $result:ty)? $body:block)*) => {
+        $(
+            #[unsafe(export_name = concat!("envoy_dynamic_module_on_", stringify!($name)))]
+            extern "C" fn $name($($argument: $t),*) $(-> $result)? $body
+        )*
+    };
+}
+
 // === hooks of the program and the bootstrap extension ===
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
-    c"v0.2.0".as_ptr()
-}
+hooks! {
+    fn program_init() -> *const c_char {
+        c"v0.2.0".as_ptr()
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
-    envoy: Ptr,
-    _name: Buffer,
-    config: Buffer,
-) -> Object {
-    created(|| {
-        let bootstrap = Bootstrap::open(&settings::read(config.bytes())?, process())?;
-        // SAFETY: this is the main thread.
-        let scheduler =
-            MainScheduler(unsafe { envoy_dynamic_module_callback_bootstrap_extension_config_scheduler_new(envoy) });
-        bootstrap.when_ready(move || scheduler.commit());
-        Ok(bootstrap)
-    })
-}
+    fn bootstrap_extension_config_new(envoy: Ptr, _name: Buffer, config: Buffer) -> Object {
+        created(|| {
+            let bootstrap = Bootstrap::open(&settings::read(config.bytes())?, process())?;
+            let object = ask!(bootstrap_extension_config_scheduler_new(envoy));
+            let commit = bootstrap_extension_config_scheduler_commit;
+            let scheduler = Scheduler { object, commit, delete: bootstrap_extension_config_scheduler_delete };
+            bootstrap.when_ready(move || scheduler.schedule());
+            Ok(bootstrap)
+        })
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_destroy(config: Object) {
-    destroyed::<Bootstrap>(config);
-}
+    fn bootstrap_extension_config_destroy(config: Object) {
+        destroyed::<Bootstrap>(config);
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_scheduled(envoy: Ptr, _config: Object, _event: u64) {
-    // SAFETY: this is the main thread.
-    unsafe { envoy_dynamic_module_callback_bootstrap_extension_config_signal_init_complete(envoy) };
-}
+    fn bootstrap_extension_config_scheduled(envoy: Ptr, _config: Object, _event: u64) {
+        ask!(bootstrap_extension_config_signal_init_complete(envoy));
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(config: Object, _envoy: Ptr) -> Object {
-    config
-}
+    fn bootstrap_extension_new(config: Object, _envoy: Ptr) -> Object {
+        config
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_shutdown(
-    _envoy: Ptr,
-    _extension: Object,
-    done: EventCallback,
-    context: Ptr,
-) {
-    *ENDING.write() = true;
-    guarded((), bootstrap::shutdown);
-    if let Some(done) = done {
-        // SAFETY: Envoy waits for this call.
-        unsafe { done(context) };
+    fn bootstrap_extension_shutdown(_envoy: Ptr, _extension: Object, done: EventCallback, context: Ptr) {
+        *ENDING.write() = true;
+        guarded((), bootstrap::shutdown);
+        if let Some(done) = done {
+            // SAFETY: Envoy waits for this call.
+            unsafe { done(context) };
+        }
     }
 }
 
 // === hooks of the HTTP filter ===
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_config_new(_envoy: Ptr, name: Buffer, config: Buffer) -> Object {
-    created(|| {
-        if name.bytes() != FILTER {
-            return Err(format!("no filter {:?}; `filter_name` must be `pick`", name.text()));
+hooks! {
+    fn http_filter_config_new(_envoy: Ptr, name: Buffer, config: Buffer) -> Object {
+        created(|| {
+            if name.bytes() != FILTER {
+                return Err(format!("no filter {:?}; `filter_name` must be `pick`", name.text()));
+            }
+            let settings: settings::FilterSettings = settings::read(config.bytes())?;
+            let picker = Picker::open(&settings.config_file, settings.outputs(), process())?;
+            Ok(Arc::new(FilterConfig::new(picker, &settings)))
+        })
+    }
+
+    fn http_filter_config_destroy(config: Object) {
+        destroyed::<Arc<FilterConfig>>(config);
+    }
+
+    fn http_filter_new(config: Object, _envoy: Ptr) -> Object {
+        // SAFETY: `config_new` made it.
+        created(|| Ok(Filter::new(unsafe { &*config.cast::<Arc<FilterConfig>>() }.clone())))
+    }
+
+    fn http_filter_destroy(filter: Object) {
+        destroyed::<Filter>(filter);
+    }
+
+    fn http_filter_scheduled(envoy: Ptr, filter: Object, _event: u64) {
+        // SAFETY: as in `in_stream`.
+        let held = guarded(false, || unsafe { &*filter.cast::<Filter>() }.holds());
+        let flow = in_stream(envoy, filter, |filter, envoy| filter.scheduled(envoy));
+        if held && flow == Flow::Continue {
+            Envoy(envoy).continue_request();
         }
-        let settings: settings::FilterSettings = settings::read(config.bytes())?;
-        let picker = Picker::open(&settings.config_file, settings.outputs(), process())?;
-        Ok(Arc::new(FilterConfig::new(picker, &settings)))
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: Object) {
-    destroyed::<Arc<FilterConfig>>(config);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_new(config: Object, _envoy: Ptr) -> Object {
-    // SAFETY: `config_new` made it.
-    created(|| Ok(Filter::new(unsafe { &*config.cast::<Arc<FilterConfig>>() }.clone())))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filter: Object) {
-    destroyed::<Filter>(filter);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(envoy: Ptr, filter: Object, end: bool) -> u32 {
-    headers_status(in_stream(envoy, filter, |filter, envoy| filter.request_headers(envoy, end)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_request_body(envoy: Ptr, filter: Object, end: bool) -> u32 {
-    body_status(in_stream(envoy, filter, |filter, envoy| filter.request_body(envoy, end)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_request_trailers(envoy: Ptr, filter: Object) -> u32 {
-    headers_status(in_stream(envoy, filter, |filter, envoy| filter.request_trailers(envoy)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(envoy: Ptr, filter: Object, end: bool) -> u32 {
-    headers_status(in_stream(envoy, filter, |filter, envoy| filter.response_headers(envoy, end)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_response_body(envoy: Ptr, filter: Object, end: bool) -> u32 {
-    body_status(in_stream(envoy, filter, |filter, envoy| filter.response_body(envoy, end)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_response_trailers(envoy: Ptr, filter: Object) -> u32 {
-    headers_status(in_stream(envoy, filter, |filter, envoy| filter.response_trailers(envoy)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_scheduled(envoy: Ptr, filter: Object, _event: u64) {
-    // SAFETY: as in `in_stream`.
-    let held = guarded(false, || unsafe { &*filter.cast::<Filter>() }.holds());
-    let flow = in_stream(envoy, filter, |filter, envoy| filter.scheduled(envoy));
-    if held && flow == Flow::Continue {
-        Envoy(envoy).continue_request();
+    fn http_filter_stream_complete(envoy: Ptr, filter: Object) {
+        in_stream(envoy, filter, |filter, _| {
+            filter.complete();
+            Flow::Continue
+        });
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(envoy: Ptr, filter: Object) {
-    in_stream(envoy, filter, |filter, _| {
-        filter.complete();
-        Flow::Continue
-    });
+/// Hooks with a part of a stream: the function of [`Filter`], and how Envoy is told what it says.
+macro_rules! stream_hooks {
+    ($($name:ident($($end:ident)?) => $hook:ident -> $status:ident;)*) => {
+        hooks! {
+            $(fn $name(envoy: Ptr, filter: Object $(, $end: bool)?) -> u32 {
+                $status(in_stream(envoy, filter, |filter, envoy| filter.$hook(envoy $(, $end)?)))
+            })*
+        }
+    };
+}
+
+stream_hooks! {
+    http_filter_request_headers(end) => request_headers -> headers_status;
+    http_filter_request_body(end) => request_body -> body_status;
+    http_filter_request_trailers() => request_trailers -> headers_status;
+    http_filter_response_headers(end) => response_headers -> headers_status;
+    http_filter_response_body(end) => response_body -> body_status;
+    http_filter_response_trailers() => response_trailers -> headers_status;
+}
+
+// === hooks of the cluster ===
+
+hooks! {
+    fn cluster_config_new(_envoy: Ptr, _name: Buffer, config: Buffer) -> Object {
+        created(|| ClusterConfig::open(&settings::read(config.bytes())?, process()))
+    }
+
+    fn cluster_config_destroy(config: Object) {
+        destroyed::<ClusterConfig>(config);
+    }
+
+    fn cluster_new(config: Object, _envoy: Ptr) -> Object {
+        // SAFETY: `config_new` made it.
+        created(|| Ok(Cluster::new(unsafe { &*config.cast::<ClusterConfig>() })))
+    }
+
+    fn cluster_destroy(cluster: Object) {
+        destroyed::<Cluster>(cluster);
+    }
+
+    fn cluster_init(envoy: Ptr, cluster: Object) {
+        let (commit, delete) = (cluster_scheduler_commit, cluster_scheduler_delete);
+        let scheduler = Scheduler { object: ask!(cluster_scheduler_new(envoy)), commit, delete };
+        // SAFETY: `created` made the cluster, and only the main thread uses it.
+        let cluster = unsafe { &*cluster.cast::<Cluster>() };
+        guarded((), || cluster.start(&EnvoyCluster(envoy), move || scheduler.schedule()));
+    }
+
+    fn cluster_scheduled(envoy: Ptr, cluster: Object, _event: u64) {
+        // SAFETY: as above.
+        guarded((), || unsafe { &*cluster.cast::<Cluster>() }.apply(&EnvoyCluster(envoy)));
+    }
 }
 
 /// Hooks that Envoy requires, of functions that the module does not use.
 macro_rules! unused_hooks {
     ($($name:ident($($argument:ty),*) $(-> $result:ty = $value:expr)?;)*) => {
-        $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($(_: $argument),*) $(-> $result)? {
-                $($value)?
-            }
-        )*
+        hooks! { $(fn $name($(_: $argument),*) $(-> $result)? { $($value)? })* }
     };
 }
 
 unused_hooks! {
-    envoy_dynamic_module_on_bootstrap_extension_destroy(Object);
-    envoy_dynamic_module_on_bootstrap_extension_server_initialized(Ptr, Object);
-    envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Ptr, Object);
-    envoy_dynamic_module_on_bootstrap_extension_drain_started(Ptr, Object);
-    envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
-        Ptr, Object, u64, u32, *const Pair, usize, *const Buffer, usize);
-    envoy_dynamic_module_on_bootstrap_extension_timer_fired(Ptr, Object, Ptr);
-    envoy_dynamic_module_on_bootstrap_extension_file_changed(Ptr, Object, Buffer, u32);
-    envoy_dynamic_module_on_bootstrap_extension_admin_request(Ptr, Object, Buffer, Buffer, Buffer) -> u32 = 404;
-    envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Ptr, Object, Buffer);
-    envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Ptr, Object, Buffer);
-    envoy_dynamic_module_on_bootstrap_extension_listener_add_or_update(Ptr, Object, Buffer);
-    envoy_dynamic_module_on_bootstrap_extension_listener_removal(Ptr, Object, Buffer);
-    envoy_dynamic_module_on_http_filter_http_callout_done(
-        Ptr, Object, u64, u32, *mut Pair, usize, *mut Buffer, usize);
-    envoy_dynamic_module_on_http_filter_http_stream_headers(Ptr, Object, u64, *mut Pair, usize, bool);
-    envoy_dynamic_module_on_http_filter_http_stream_data(Ptr, Object, u64, *const Buffer, usize, bool);
-    envoy_dynamic_module_on_http_filter_http_stream_trailers(Ptr, Object, u64, *mut Pair, usize);
-    envoy_dynamic_module_on_http_filter_http_stream_complete(Ptr, Object, u64);
-    envoy_dynamic_module_on_http_filter_http_stream_reset(Ptr, Object, u64, u32);
-    envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark(Ptr, Object);
-    envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark(Ptr, Object);
+    bootstrap_extension_destroy(Object);
+    bootstrap_extension_server_initialized(Ptr, Object);
+    bootstrap_extension_worker_thread_initialized(Ptr, Object);
+    bootstrap_extension_drain_started(Ptr, Object);
+    bootstrap_extension_http_callout_done(Ptr, Object, u64, u32, *const Pair, usize, *const Buffer, usize);
+    bootstrap_extension_timer_fired(Ptr, Object, Ptr);
+    bootstrap_extension_file_changed(Ptr, Object, Buffer, u32);
+    bootstrap_extension_admin_request(Ptr, Object, Buffer, Buffer, Buffer) -> u32 = 404;
+    bootstrap_extension_cluster_add_or_update(Ptr, Object, Buffer);
+    bootstrap_extension_cluster_removal(Ptr, Object, Buffer);
+    bootstrap_extension_listener_add_or_update(Ptr, Object, Buffer);
+    bootstrap_extension_listener_removal(Ptr, Object, Buffer);
+    // Envoy's own policies choose. With `CLUSTER_PROVIDED`, requests get 503.
+    cluster_lb_new(Object, Ptr) -> Object = null();
+    cluster_lb_destroy(Object);
+    cluster_lb_choose_host(Object, Ptr, *mut Ptr, *mut Ptr);
+    http_filter_http_callout_done(Ptr, Object, u64, u32, *mut Pair, usize, *mut Buffer, usize);
+    http_filter_http_stream_headers(Ptr, Object, u64, *mut Pair, usize, bool);
+    http_filter_http_stream_data(Ptr, Object, u64, *const Buffer, usize, bool);
+    http_filter_http_stream_trailers(Ptr, Object, u64, *mut Pair, usize);
+    http_filter_http_stream_complete(Ptr, Object, u64);
+    http_filter_http_stream_reset(Ptr, Object, u64, u32);
+    http_filter_downstream_above_write_buffer_high_watermark(Ptr, Object);
+    http_filter_downstream_below_write_buffer_low_watermark(Ptr, Object);
 }

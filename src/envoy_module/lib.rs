@@ -2,7 +2,8 @@
 //!
 //! [`filter`] is the HTTP filter: it gives headers and body chunks to the same [`Exchange`](attache_ext_proc::Exchange)
 //! that serves ext-proc, and applies its replies ([`replies`]) through [`Callbacks`](callbacks::Callbacks).
-//! [`bootstrap`] is the bootstrap extension: readiness and shutdown. [`pickers`] has the picker of each configuration file.
+//! [`bootstrap`] is the bootstrap extension: readiness and shutdown. [`cluster`] gives Envoy the servers of a pool.
+//! [`pickers`] has the picker of each configuration file.
 //!
 //! **Owns** the library `libattache_envoy.so`, its settings in Envoy's configuration, and every `unsafe` block of the
 //! program (`ffi.rs`).
@@ -16,6 +17,7 @@
 
 pub mod bootstrap;
 pub mod callbacks;
+pub mod cluster;
 // Its functions call Envoy, so programs without Envoy can't be linked with it.
 #[cfg(not(any(test, fuzzing)))]
 mod ffi;

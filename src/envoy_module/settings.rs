@@ -47,6 +47,26 @@ pub struct BootstrapSettings {
     pub record: Option<PathBuf>,
 }
 
+/// `cluster_config` of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSettings {
+    /// The configuration file of `attache run`.
+    pub config_file: PathBuf,
+    /// The pool whose servers the cluster has. Only a file with one pool needs no name.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// How long Envoy waits for the first servers at most, in seconds.
+    #[serde(default = "ready_timeout")]
+    pub ready_timeout_seconds: u64,
+    /// The address of the admin port, `ip:port`.
+    #[serde(default)]
+    pub admin: Option<SocketAddr>,
+    /// The file to which requests and decisions are recorded, as by `--record`.
+    #[serde(default)]
+    pub record: Option<PathBuf>,
+}
+
 /// What a picker opens beside its configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
@@ -65,6 +85,14 @@ impl FilterSettings {
 }
 
 impl BootstrapSettings {
+    /// What the picker opens.
+    #[must_use]
+    pub fn outputs(&self) -> Outputs {
+        Outputs { admin: self.admin, record: self.record.clone() }
+    }
+}
+
+impl ClusterSettings {
     /// What the picker opens.
     #[must_use]
     pub fn outputs(&self) -> Outputs {

@@ -530,8 +530,6 @@ fn envoy_config_names_what_a_bootstrap_cannot_have() {
             "[{name: a, endpoints: ['127.0.0.1:1']}, {name: b, match: {models: [b]}, endpoints: ['127.0.0.1:2']}]",
             "2 pools",
         ),
-        ("[{name: a, dns: [{host: servers.example.com, port: 80}]}]", "`dns`"),
-        ("[{name: a, endpointsFile: {path: /tmp/endpoints.yaml}}]", "`endpointsFile`"),
         ("[{name: a, endpoints: []}]", "no `endpoints`"),
         (
             "[{name: a, destination: {metadata: [{namespace: n, key: k}]}, endpoints: ['127.0.0.1:1']}]",
@@ -546,6 +544,12 @@ fn envoy_config_names_what_a_bootstrap_cannot_have() {
     assert_eq!(code(&output), 0, "{}", err(&output));
     assert!(err(&output).contains("destination: {mode: list}"), "{}", err(&output));
     assert!(out(&output).contains("port_value: 1}"), "{}", out(&output));
+    // Servers that the pool finds: Envoy gets them from Attaché.
+    for source in ["dns: [{host: servers.example.com, port: 80}]", "endpointsFile: {path: /tmp/endpoints.yaml}"] {
+        let output = run(&written(&format!("[{{name: a, {source}}}]"), ""));
+        assert_eq!(code(&output), 0, "{}", err(&output));
+        assert!(out(&output).contains("envoy.clusters.dynamic_modules"), "{}", out(&output));
+    }
     let output = attache(&["envoy-config", "attache.yaml"]);
     assert!(code(&output) == 64 && err(&output).contains("--inside"), "{}", err(&output));
 }

@@ -1,6 +1,7 @@
 //! Attaché inside Envoy: the same decisions, changes and rejections as by ext-proc, and Envoy's own load balancing
 //! where there is no decision.
 
+mod cluster;
 mod faults;
 mod soak;
 mod waits;

@@ -27,10 +27,21 @@ pub(crate) fn inside_bootstrap(file: &Path, servers: [SocketAddr; 4]) -> String 
     rendered("inside.yaml", file, servers)
 }
 
+/// The shipped bootstrap whose servers come from Attaché, with this configuration file.
+#[allow(dead_code, reason = "only the end-to-end tests use it")]
+pub(crate) fn cluster_bootstrap(file: &Path) -> String {
+    with_file(shipped("inside-cluster.yaml", &[(8080, 0), (9901, 0)]), file)
+}
+
 fn rendered(bootstrap: &str, file: &Path, servers: [SocketAddr; 4]) -> String {
     let [a, b, c, d] = servers.map(|server| server.port());
     let text = shipped(bootstrap, &[(8080, 0), (9901, 0), (8001, a), (8002, b), (8003, c), (8004, d)]);
-    text.replace("/etc/attache/config.yaml", &file.display().to_string()).replace("127.0.0.1:9090", "127.0.0.1:0")
+    with_file(text, file)
+}
+
+/// The bootstrap with this configuration file, and with any free port for Attaché's admin pages.
+fn with_file(bootstrap: String, file: &Path) -> String {
+    bootstrap.replace("/etc/attache/config.yaml", &file.display().to_string()).replace("127.0.0.1:9090", "127.0.0.1:0")
 }
 
 /// A file with this configuration, in a directory of its own.
