@@ -8,6 +8,7 @@ mod config;
 mod field;
 mod filter;
 mod headers;
+mod inside;
 mod listener;
 mod model_cluster;
 mod names;
@@ -35,6 +36,7 @@ pub(crate) const CHECKS: &[&[&Check]] = &[
     certificates::CHECKS,
     filter::CHECKS,
     headers::CHECKS,
+    inside::CHECKS,
     listener::CHECKS,
     routes::CHECKS,
     model_cluster::CHECKS,
@@ -73,6 +75,7 @@ async fn check_source(source: &EnvoySource, names: &Names<'_>, report: &mut Repo
     let traffic = Traffic::of(source);
     filter::check(&traffic, names, report);
     headers::check(&traffic, names, report);
+    inside::check(&traffic, report);
     listener::check(&traffic, report);
     routes::check(&traffic, names, report);
     model_cluster::check(&traffic, report);

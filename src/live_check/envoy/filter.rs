@@ -1,6 +1,8 @@
 //! The ext-proc filter: that it is there, in the right place, and shows the picker what it needs.
 
+use super::config::Route;
 use super::field::{at, duration, flag, has, message_name, text, texts};
+use super::inside::InsideFilter;
 use super::names::Names;
 use super::traffic::{ModelListener, PickerFilter, Traffic, is_processor};
 use crate::finding::{Check, Report};
@@ -28,7 +30,7 @@ pub(super) const CHECKS: &[&Check] = &[
 
 static FILTER: Check = Check {
     id: "envoy-filter",
-    about: "listeners with routes to model servers have the ext-proc filter",
+    about: "listeners with routes to model servers have the picker's filter",
     why: "Without the filter, Envoy never asks the picker, and clients can name a server of their choice.",
 };
 
@@ -40,13 +42,13 @@ static DISABLED: Check = Check {
 
 static ORDER: Check = Check {
     id: "envoy-filter-order",
-    about: "filters that reject requests are before the ext-proc filter",
+    about: "filters that reject requests are before the picker's filter",
     why: "A request that a later filter rejects has already cost a decision, and a place on a server.",
 };
 
 static COMPRESSOR: Check = Check {
     id: "envoy-compressor-order",
-    about: "a compressor is before the ext-proc filter",
+    about: "a compressor is before the picker's filter",
     why: "Responses pass the filters in reverse, so the picker gets compressed bytes and can't read token counts.",
 };
 
@@ -153,6 +155,10 @@ pub(super) fn check(traffic: &Traffic<'_>, names: &Names<'_>, out: &mut Report) 
     }
     for listener in &traffic.managers {
         check_presence(listener, out);
+        if let Some(inside) = &listener.inside {
+            check_switch(listener, inside, out);
+            check_neighbours(listener, (&inside.subject, inside.position, true), out);
+        }
         for filter in listener.filters.iter().filter(|filter| !filter.is_disabled) {
             check_order(listener, filter, out);
             check_service(traffic, filter, out);
@@ -167,7 +173,7 @@ pub(super) fn check(traffic: &Traffic<'_>, names: &Names<'_>, out: &mut Report) 
 }
 
 fn check_presence(listener: &ModelListener<'_>, out: &mut Report) {
-    if listener.filters.is_empty() {
+    if listener.filters.is_empty() && listener.inside.is_none() {
         let fix = "add the filter `envoy.filters.http.ext_proc` before `envoy.filters.http.router` in `http_filters`";
         out.push(FILTER.error(
             &listener.subject,
@@ -185,26 +191,48 @@ fn check_presence(listener: &ModelListener<'_>, out: &mut Report) {
     }
 }
 
-fn check_order(listener: &ModelListener<'_>, filter: &PickerFilter<'_>, out: &mut Report) {
+/// Whether the filter of Attaché inside Envoy is on for all routes to model servers.
+fn check_switch(listener: &ModelListener<'_>, inside: &InsideFilter<'_>, out: &mut Report) {
+    let (name, is_off) = (text(inside.message, "name"), flag(inside.message, "disabled"));
+    let off = |route: &Route<'_>| route.filter_overrides(name).1.unwrap_or(is_off);
+    let is_disabled = listener.routes.iter().any(off) || listener.routes.is_empty() && is_off;
+    out.push(if is_disabled {
+        let fix = "remove `disabled: true` of the filter or of `typed_per_filter_config`";
+        DISABLED.error(&inside.subject, "the filter is switched off for routes to model servers", fix)
+    } else {
+        FILTER.ok(&inside.subject, "Attaché runs inside Envoy")
+    });
+}
+
+/// The filters behind a filter of the picker: its subject, its position, and whether it reads response bodies.
+fn check_neighbours(
+    listener: &ModelListener<'_>,
+    (subject, position, reads_responses): (&str, usize, bool),
+    out: &mut Report,
+) {
     let filters = listener.manager.filters();
     let kind = |filter: &Value| message_name(at(filter, "typed_config")).to_owned();
-    let later = filters.get(filter.position + 1..).unwrap_or_default();
+    let later = filters.get(position + 1..).unwrap_or_default();
     let name = |filter: &Value| text(filter, "name").to_owned();
     let rejecting: Vec<String> =
         later.iter().filter(|filter| REJECTING.contains(&kind(filter).as_str())).map(name).collect();
     out.push(if rejecting.is_empty() {
-        ORDER.ok(&filter.subject, "no filter behind it rejects requests")
+        ORDER.ok(subject, "no filter behind it rejects requests")
     } else {
         let names = rejecting.join(", ");
-        let fix = format!("move {names} before {} in `http_filters`", name(&filters[filter.position]));
-        ORDER.warning(&filter.subject, format!("{names} comes after the ext-proc filter"), fix)
+        let fix = format!("move {names} before {} in `http_filters`", name(&filters[position]));
+        ORDER.warning(subject, format!("{names} comes after the picker's filter"), fix)
     });
-    if filter.body_mode("response_body_mode") != "NONE"
-        && let Some(compressor) = later.iter().find(|filter| kind(filter) == "Compressor")
-    {
-        let fix = format!("move {} before {} in `http_filters`", name(compressor), name(&filters[filter.position]));
-        out.push(COMPRESSOR.error(&filter.subject, "a compressor comes after the ext-proc filter", fix));
+    if reads_responses && let Some(compressor) = later.iter().find(|filter| kind(filter) == "Compressor") {
+        let fix = format!("move {} before {} in `http_filters`", name(compressor), name(&filters[position]));
+        out.push(COMPRESSOR.error(subject, "a compressor comes after the picker's filter", fix));
     }
+}
+
+fn check_order(listener: &ModelListener<'_>, filter: &PickerFilter<'_>, out: &mut Report) {
+    let reads_responses = filter.body_mode("response_body_mode") != "NONE";
+    check_neighbours(listener, (&filter.subject, filter.position, reads_responses), out);
+    let filters = listener.manager.filters();
     let is_other_duplex = |(at_place, other): (usize, &Value)| {
         let mode = text(other, "typed_config.processing_mode.request_body_mode");
         at_place != filter.position && is_processor(&other) && mode == "FULL_DUPLEX_STREAMED"

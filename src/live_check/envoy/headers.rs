@@ -216,7 +216,7 @@ fn check_forged(traffic: &Traffic<'_>, listener: &ModelListener<'_>, out: &mut R
             continue;
         }
         seen.push(header);
-        let is_bypassed = listener.filters.is_empty()
+        let is_bypassed = listener.filters.is_empty() && listener.inside.is_none()
             || listener.filters.iter().any(|f| f.is_disabled || flag(&f.config, "failure_mode_allow"));
         let fix = format!(
             "add `early_header_mutation_extensions` that remove {header} to the HTTP connection manager, as in `envoy/original-dst.yaml`"

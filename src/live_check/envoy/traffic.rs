@@ -3,6 +3,7 @@
 
 use super::config::{ConnectionManager, EnvoyConfig, Route, Steering};
 use super::field::{at, flag, has, list, message_name, text};
+use super::inside::{InsideFilter, is_inside};
 use super::source::EnvoySource;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub(super) struct ModelListener<'a> {
     /// Routes to model servers.
     pub(super) routes: Vec<Route<'a>>,
     pub(super) filters: Vec<PickerFilter<'a>>,
+    /// The filter of Attaché inside Envoy.
+    pub(super) inside: Option<InsideFilter<'a>>,
 }
 
 /// An ext-proc filter of the picker, as some routes have it.
@@ -89,7 +92,7 @@ impl<'a> Traffic<'a> {
             let filters = manager.filters().iter().enumerate();
             let own: Vec<_> = filters.filter(|(_, f)| chosen.iter().any(|c| std::ptr::eq(*c, *f))).collect();
             // Routes that come over RDS are unknown in a file.
-            let is_unknown = manager.routes.is_none() && !own.is_empty();
+            let is_unknown = manager.routes.is_none() && (!own.is_empty() || manager.filters().iter().any(is_inside));
             if !routes.is_empty() || is_unknown {
                 traffic.add(manager.clone(), routes, &own);
             }
@@ -101,7 +104,12 @@ impl<'a> Traffic<'a> {
     fn add(&mut self, manager: ConnectionManager<'a>, routes: Vec<Route<'a>>, own: &[(usize, &'a Value)]) {
         let subject = format!("{}, {}", self.source.name, manager.place);
         let filters = own.iter().flat_map(|(at, filter)| effective(&subject, *at, filter, &routes)).collect();
-        self.managers.push(ModelListener { subject, manager, routes, filters });
+        let all: &'a [Value] = manager.filters();
+        let inside = all.iter().enumerate().find(|(_, filter)| is_inside(filter)).map(|(position, message)| {
+            let subject = format!("{subject}, filter {}", text(message, "name"));
+            InsideFilter { subject, position, message }
+        });
+        self.managers.push(ModelListener { subject, manager, routes, filters, inside });
     }
 
     fn find_clusters(&mut self, config: &'a EnvoyConfig) {

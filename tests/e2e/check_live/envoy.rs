@@ -8,6 +8,7 @@ use crate::shipped::{by_header, by_list, list_pool};
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::{EnvoyProcess, shipped};
+use crate::support::inside::{Inside, cluster_bootstrap};
 use crate::support::process::scratch;
 use crate::support::sim::SimProcess;
 use rows::{ROWS, Row};
@@ -71,6 +72,71 @@ async fn check_live_finds_each_mistake_in_a_bootstrap() {
         futures_util::future::join_all(each).await;
     }
     assert!(ROWS.len() >= 25, "{}", ROWS.len());
+}
+
+/// Attaché inside Envoy, with servers that Envoy lists or that it gets from Attaché.
+#[tokio::test(flavor = "multi_thread")]
+async fn check_live_finds_nothing_where_attache_is_inside_envoy() {
+    let fleet = SimProcess::start(4, &[]).await;
+    let servers: [SocketAddr; 4] = fleet.servers.clone().try_into().expect("four servers");
+    let files = scratch("check-inside");
+    let file = files.path().join("attache.yaml");
+    let text = list_pool(&fleet.servers, "round-robin");
+    std::fs::write(&file, &text).expect("writing");
+    let by_list = Inside::start(&text, servers).await;
+    let by_cluster = Inside::of(by_list.envoy.beside(&cluster_bootstrap(&file)).await, files).await;
+    for (inside, name) in [(&by_list, "inside.yaml"), (&by_cluster, "inside-cluster.yaml")] {
+        let reply = client::get(inside.clients(), "/v1/models").await.expect("a response");
+        assert_eq!(reply.status, 200, "{name}");
+        let admins = [inside.envoy.admin, inside.metrics].map(|address| address.to_string());
+        let checked = Checked::run(&["--envoy-admin", &admins[0], "--admin", &admins[1]]);
+        checked.assert_faults(name, "envoy-", &[]);
+        assert_eq!(checked.code, 0, "{name}");
+        let shipped = crate::support::process::repository().join("envoy").join(name);
+        let checked = Checked::run(&["--envoy-config", shipped.to_str().expect("UTF-8")]);
+        checked.assert_faults(&format!("{name} as a file"), "envoy-", &[]);
+    }
+}
+
+#[test]
+fn check_live_finds_each_mistake_in_a_bootstrap_with_attache_inside() {
+    const ROUTER: &str = "          - name: envoy.filters.http.router\n";
+    let directory = scratch("bootstrap");
+    let path = directory.path().join("envoy.yaml");
+    let text = shipped("inside-cluster.yaml", &[]);
+    let (before, policy) = text.split_once("    load_balancing_policy:\n").expect("the policy");
+    assert!(policy.contains("override_host"), "the last part");
+    let filter = |kind: &str| {
+        let config = format!("\"@type\": type.googleapis.com/envoy.extensions.filters.http.{kind}");
+        text.replace(ROUTER, &format!("          - name: other\n            typed_config: {{{config}}}\n{ROUTER}"))
+    };
+    let with_picker = filter("ext_proc.v3.ExternalProcessor, grpc_service: {envoy_grpc: {cluster_name: picker}}");
+    let (disabled, other) = ("          - name: attache\n            disabled: true\n", "/etc/attache/other.yaml");
+    let of_cluster = "          value:\n            config_file: /etc/attache/config.yaml\n            # The name";
+    for (mistake, text, faults) in [
+        ("unloaded", text.replace("do_not_close: true", "do_not_close: false"), &["envoy-inside-loaded"][..]),
+        (
+            "two files",
+            text.replace(of_cluster, &of_cluster.replace("/etc/attache/config.yaml", other)),
+            &["envoy-inside-pickers"],
+        ),
+        (
+            "no policy",
+            format!("{before}    lb_policy: CLUSTER_PROVIDED\n"),
+            &["envoy-destination", "envoy-inside-policy"],
+        ),
+        ("switched off", text.replace("          - name: attache\n", disabled), &["envoy-filter-disabled"]),
+        ("rejecting", filter("local_ratelimit.v3.LocalRateLimit"), &["envoy-filter-order"]),
+        ("compressed", filter("compressor.v3.Compressor"), &["envoy-compressor-order"]),
+    ] {
+        std::fs::write(&path, &text).expect("writing");
+        let checked = Checked::run(&["--envoy-config", path.to_str().expect("UTF-8")]);
+        let faults: Vec<_> = faults.iter().map(|id| (*id, "")).collect();
+        checked.assert_faults(mistake, "envoy-", &faults);
+    }
+    std::fs::write(&path, with_picker).expect("writing");
+    let checked = Checked::run(&["--envoy-config", path.to_str().expect("UTF-8")]);
+    assert!(checked.faults("envoy-inside-twice").len() == 1, "{:#?}", checked.faults("envoy-"));
 }
 
 /// What only TLS, traffic or a file shows.
