@@ -99,8 +99,6 @@ pub struct ExchangeSettings {
     /// Headers that name the flow of requests without a fairness header, lower case; the first present one is used.
     /// Trusted if `trust_client_headers` is set.
     pub session_headers: Vec<Box<str>>,
-    /// Requests of agents are no flows of their own.
-    pub ignore_programs: bool,
     /// Name the prefill worker of a split request in a response header.
     pub prefill_endpoint_header: bool,
     /// Say in a response header which endpoint got the request, and why.
@@ -126,8 +124,7 @@ impl ExchangeSettings {
     /// configured to name flows.
     #[must_use]
     pub fn has_program_flows(&self) -> bool {
-        let may_name = self.trust_client_headers && !self.ignore_programs;
-        may_name && self.session_headers.is_empty() && self.tenant.is_none()
+        self.trust_client_headers && self.session_headers.is_empty() && self.tenant.is_none()
     }
 }
 
@@ -192,19 +189,5 @@ pub struct NameSettings {
 impl Default for NameSettings {
     fn default() -> Self {
         Self { allow: BTreeSet::new(), top: DEFAULT_TOP_NAMES }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ExchangeSettings;
-
-    #[test]
-    fn programs_are_flows_unless_they_are_ignored() {
-        let of = |ignore_programs| {
-            let settings = ExchangeSettings { trust_client_headers: true, ignore_programs, ..Default::default() };
-            settings.has_program_flows()
-        };
-        assert_eq!([false, true].map(of), [true, false]);
     }
 }

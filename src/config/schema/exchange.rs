@@ -18,9 +18,6 @@ sections! {
         /// With `trustClientHeaders`: headers that name the flow if `x-gateway-inference-fairness-id` is absent. The first one
         /// that is present counts. Without them, `program-aware-fairness` names flows by the programs of agents.
         "sessionHeaders" => session_headers: Vec<At<String>> { absent: "none"; },
-        /// With `trustClientHeaders`: whether `program-aware-fairness` leaves the programs of agents alone. Requests without a
-        /// flow of their own then share one.
-        "ignorePrograms" => ignore_programs: bool { default: false; },
         /// Whether `x-attache-prefill-endpoint` shows every client the internal address of the server that computed the
         /// prompt.
         "prefillEndpointHeader" => prefill_endpoint_header: bool { default: false; },
