@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// Envoy's updates in the whole time, but at most ten a second.
 const UPDATES: u32 = 1_000;
+/// Prompts of each client. They come again and again, because the prefix index grows with each new one, up to its limit.
+const PROMPTS: u64 = 64;
 /// Clients at once: more than the servers have room for, so that requests are queued.
 const CLIENTS: u64 = 24;
 
@@ -45,7 +47,7 @@ async fn play(to: SocketAddr, client: u64, over: Arc<AtomicBool>) -> Seen {
         if over.load(Relaxed) {
             break;
         }
-        let (body, http) = (chat(3_000, true, number), if number % 2 == 0 { Http::H1 } else { Http::H2 });
+        let (body, http) = (chat(3_000, true, number % PROMPTS), if number % 2 == 0 { Http::H1 } else { Http::H2 });
         let target = format!("{CHAT}?kind=sse&size=2000&events=4&pace_ms=5");
         let request = client::request("POST", to, http, &target, Payload::sized(body.clone()));
         let answer = client::send(to, http, request);
