@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// 50 ms between comparisons: Envoy skips a server of a decision for so long that it does not know yet.
+/// 50 ms between comparisons. Until the next one, Envoy does not know a new server, and skips it in the lists of decisions.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// A server as Envoy knows it.
@@ -28,8 +28,8 @@ pub trait HostList {
     fn add(&self, servers: &[SocketAddr]) -> Option<Vec<Host>>;
     /// Removes servers. Requests that they have go on.
     fn remove(&self, hosts: &[Host]);
-    /// The first servers are known: Envoy may use the cluster.
-    fn is_complete(&self);
+    /// Lets Envoy use the cluster.
+    fn end_start(&self);
 }
 
 /// A cluster of Envoy's configuration.
@@ -52,7 +52,7 @@ pub struct Cluster {
     is_complete: AtomicBool,
 }
 
-/// What the task of a cluster writes.
+/// The servers that Envoy is to have. The task of the cluster writes them.
 #[derive(Debug, Default)]
 struct Wanted {
     servers: Mutex<BTreeSet<SocketAddr>>,
@@ -131,7 +131,7 @@ impl Cluster {
     /// Ends Envoy's wait for the first servers.
     fn complete(&self, envoy: &dyn HostList) {
         if !self.is_complete.swap(true, Ordering::AcqRel) {
-            envoy.is_complete();
+            envoy.end_start();
         }
     }
 }

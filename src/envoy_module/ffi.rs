@@ -346,7 +346,7 @@ impl HostList for EnvoyCluster {
         ask!(cluster_remove_hosts(self.0, hosts.as_ptr(), hosts.len()));
     }
 
-    fn is_complete(&self) {
+    fn end_start(&self) {
         ask!(cluster_pre_init_complete(self.0));
     }
 }
@@ -510,7 +510,7 @@ hooks! {
     }
 }
 
-/// Hooks with a part of a stream: the function of [`Filter`], and how Envoy is told what it says.
+/// Hooks with a part of a stream: the function of [`Filter`], and the function that turns its [`Flow`] into a status.
 macro_rules! stream_hooks {
     ($($name:ident($($end:ident)?) => $hook:ident -> $status:ident;)*) => {
         hooks! {

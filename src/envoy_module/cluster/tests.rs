@@ -35,7 +35,7 @@ impl HostList for List {
         hosts.iter().for_each(|host| assert!(self.servers.borrow_mut().remove(&host.0).is_some(), "unknown"));
     }
 
-    fn is_complete(&self) {
+    fn end_start(&self) {
         self.completed.set(self.completed.get() + 1);
     }
 }

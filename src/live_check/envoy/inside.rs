@@ -22,7 +22,7 @@ static PICKERS: Check = Check {
 static TWICE: Check = Check {
     id: "envoy-inside-twice",
     about: "a listener with Attaché inside Envoy has no ext-proc filter of a picker",
-    why: "Both decide about each request: the second one overwrites the destination, and the first one books it in vain.",
+    why: "Both decide about each request. Envoy follows the second one, so the first one counts requests on wrong servers.",
 };
 
 static POLICY: Check = Check {
