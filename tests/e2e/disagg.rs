@@ -204,31 +204,28 @@ async fn failing_prefill_workers_cost_no_request() {
     let one = [stack.prefill()[0]];
     let both = stack.prefill().to_vec();
     let (split, absent) = ("split", "local; reason=no_prefill_endpoint");
-    for (what, servers, faults, patience, allowed) in [
-        ("one refuses", &one[..], json!({"refuse": true}), 10, &[split][..]),
+    for (what, servers, faults, allowed) in [
+        ("one refuses", &one[..], json!({"refuse": true}), &[split][..]),
         // Ejected workers are not called, so the decode worker computes the prompts.
-        ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", absent]),
-        ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), 10, &[split]),
+        ("both refuse", &both, json!({"refuse": true}), &["local; reason=prefill_failed", absent]),
+        ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), &[split]),
         (
             "both fail now and then",
             &both,
             json!({"fail_next": {"count": 10, "status": 503}}),
-            10,
             &["local; reason=prefill_failed", split, absent],
         ),
-        ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", absent]),
+        ("both hang", &both, json!({"prefill": {"hang": true}}), &["local; reason=prefill_late", absent]),
         // Blocks without transfer parameters can't be fetched, so this case is the last.
-        ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), 10, &[split]),
+        ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), &[split]),
     ] {
         stack.assert_nothing_stays().await;
         stack.faults(servers, faults).await;
-        let began = Instant::now();
         let courses = stack.load(40, course_of_complete_response).await;
         assert_eq!(courses.len(), 40, "{what}");
         assert!(courses.iter().all(|course| allowed.contains(&&**course)), "{what}: {courses:?}");
         // Each fault is reported at least once.
         assert!(courses.iter().any(|course| course == allowed[0]), "{what}: {courses:?}");
-        assert!(began.elapsed() < Duration::from_secs(patience), "{what}: {:?}", began.elapsed());
         eventually("the servers to see that nobody waits", || async {
             (stack.count(&both, "/hanging").await == 0).then_some(())
         })
