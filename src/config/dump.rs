@@ -67,22 +67,16 @@ fn sync(s: &SyncSettings, url: fn(&str) -> String) -> Value {
 }
 
 fn server(s: &ServerSettings) -> Value {
-    let tls = tls(s);
-    json!({
-        "bind": s.bind,
-        "grpcPort": s.grpc_port,
-        "grpcHealthPort": s.grpc_health_port,
-        "metricsPort": s.metrics_port,
-        "healthChecking": s.health_checking,
-        "workers": s.workers,
-        "seed": s.seed,
-        "leaderElection": s.leader_election,
-        "modelStatus": s.model_status,
-        "metricsAuth": s.metrics_auth,
-        "adminHosts": &*s.admin_hosts,
-        "tls": tls,
-        "drain": {"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)},
-    })
+    let drain = json!({"minDelay": show_duration(s.drain_min_delay), "deadline": show_duration(s.drain_deadline)});
+    merged(json!(s), json!({"tls": tls(s), "drain": drain}))
+}
+
+/// `section` with the keys of `more`.
+fn merged(mut section: Value, more: Value) -> Value {
+    if let (Value::Object(section), Value::Object(more)) = (&mut section, more) {
+        section.extend(more);
+    }
+    section
 }
 
 fn tls(s: &ServerSettings) -> Value {
@@ -93,14 +87,9 @@ fn tls(s: &ServerSettings) -> Value {
             json!({"mode": "files", "directory": directory, "reload": reload})
         }
     };
-    match (&s.client_auth, tls) {
-        (Some(auth), Value::Object(mut tls)) => {
-            tls.insert("clientCaFile".to_owned(), json!(auth.ca_file));
-            tls.insert("clientNames".to_owned(), auth.names.iter().map(ToString::to_string).collect());
-            Value::Object(tls)
-        }
-        (_, tls) => tls,
-    }
+    let Some(auth) = &s.client_auth else { return tls };
+    let names: Vec<String> = auth.names.iter().map(ToString::to_string).collect();
+    merged(tls, json!({"clientCaFile": auth.ca_file, "clientNames": names}))
 }
 
 fn telemetry(t: &TelemetrySettings, url: fn(&str) -> String) -> Value {
@@ -115,12 +104,8 @@ fn telemetry(t: &TelemetrySettings, url: fn(&str) -> String) -> Value {
 }
 
 fn limits(settings: &Settings) -> Value {
-    let mut shown = json!(settings.limits);
-    if let Value::Object(shown) = &mut shown {
-        shown.insert("tenants".to_owned(), json!(settings.tenants.as_ref().map(tenants)));
-        shown.insert("models".to_owned(), json!(settings.models.as_ref().map(shared_by_all)));
-    }
-    shown
+    let (tenants, models) = (settings.tenants.as_ref().map(tenants), settings.models.as_ref().map(shared_by_all));
+    merged(json!(settings.limits), json!({"tenants": tenants, "models": models}))
 }
 
 fn names(n: &NameSettings) -> Value {
@@ -128,15 +113,10 @@ fn names(n: &NameSettings) -> Value {
 }
 
 fn tenants(t: &TenantSettings) -> Value {
-    let mut shown = shared_by_all(t);
-    if let Some(map) = shown.as_object_mut() {
-        map.insert("unknownPaths".to_owned(), json!(t.unknown_paths));
-        map.insert("unknownPathTokens".to_owned(), json!(t.unknown_path_tokens));
-    }
-    if let (Some(map), Some(r)) = (shown.as_object_mut(), &t.user_records) {
-        map.insert("userRecords".to_owned(), json!({"unknown": r.unknown, "ttl": show_duration(r.ttl)}));
-    }
-    shown
+    let paths = json!({"unknownPaths": t.unknown_paths, "unknownPathTokens": t.unknown_path_tokens});
+    let shown = merged(shared_by_all(t), paths);
+    let Some(r) = &t.user_records else { return shown };
+    merged(shown, json!({"userRecords": {"unknown": r.unknown, "ttl": show_duration(r.ttl)}}))
 }
 
 /// The keys that limits of tenants and of models share.

@@ -7,7 +7,7 @@ use attache_pool::health::HealthPolicy;
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::policy::PolicyMap;
 use attache_scheduling::registry::{BuildError, Registry};
-use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolMatch};
+use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolMatch, PoolSwitches};
 use attache_scheduling::{Choices, Objective, Scheduler, SplitPolicy};
 use attache_types::limits::Limits;
 use std::collections::BTreeMap;
@@ -58,8 +58,9 @@ pub struct Settings {
     pub templates: Vec<PoolTemplate>,
 }
 
-/// Listeners, threads, TLS and shutdown.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Listeners, threads, TLS and shutdown. In JSON: the keys of the file, without those of its sections.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ServerSettings {
     /// IP address of all listeners.
     pub bind: IpAddr,
@@ -74,12 +75,16 @@ pub struct ServerSettings {
     /// Number of threads that serve ext-proc.
     pub workers: usize,
     /// Certificate of the ext-proc port.
+    #[serde(skip)]
     pub tls: TlsSettings,
     /// Required client certificates on the ext-proc port. `None`: clients need none.
+    #[serde(skip)]
     pub client_auth: Option<ClientAuthSettings>,
     /// Time from SIGTERM until new streams are refused, so that load balancers can notice.
+    #[serde(skip)]
     pub drain_min_delay: Duration,
     /// Time from SIGTERM until open streams are cut.
+    #[serde(skip)]
     pub drain_deadline: Duration,
     /// Whether only the replica that holds the lease of the pool, or of the search for pools, reports ready.
     pub leader_election: bool,
@@ -134,8 +139,8 @@ pub struct PoolSettings {
     pub name: Arc<str>,
     /// Conditions of requests for this pool.
     pub matches: PoolMatch,
-    /// Whether requests for models that neither `matches` nor `rewrites` names are rejected.
-    pub reject_unknown_models: bool,
+    /// What the pool does or does not do.
+    pub switches: PoolSwitches,
     /// Model of requests that name none.
     pub default_model: Option<String>,
     /// Replacements of model names.
@@ -176,8 +181,6 @@ pub struct PoolSettings {
     pub objective: Option<Objective>,
     /// Queues while the pool is saturated.
     pub flow: Option<PoolFlow>,
-    /// Whether requests that are predicted to miss their deadline are rejected.
-    pub deadline_admission: bool,
 }
 
 /// Which requests are split between prefill and decode workers, and how.

@@ -78,7 +78,7 @@ impl DeadlineCheck<'_> {
         facts: &RequestFacts<'_>,
         read: bool,
     ) -> Result<Option<WaitBudget>, NotAdmitted> {
-        if !self.runtime.pool.deadline_admission || !read {
+        if !self.runtime.pool.switches.deadline_admission || !read {
             return Ok(None);
         }
         let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };

@@ -152,6 +152,16 @@ impl DestinationNames {
     }
 }
 
+/// What a pool does or does not do, under the keys of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolSwitches {
+    /// Reject models that neither `matches.models` nor a rewrite names.
+    pub reject_unknown_models: bool,
+    /// Reject requests that are predicted to miss their deadline.
+    pub deadline_admission: bool,
+}
+
 /// The parts of a pool that serve requests.
 #[derive(Debug)]
 pub struct Pool {
@@ -169,8 +179,8 @@ pub struct Pool {
     pub rules: Arc<RuleStore>,
     /// Models that the servers report, if Attaché queries them.
     pub models: Arc<ModelStore>,
-    /// Reject models that neither `matches.models` nor a rewrite names.
-    pub reject_unknown_models: bool,
+    /// What the pool does or does not do.
+    pub switches: PoolSwitches,
     /// Age at which metrics become stale.
     pub stale_after: Duration,
     /// How the picked endpoints are passed to the gateway.
@@ -181,8 +191,6 @@ pub struct Pool {
     pub disagg: Option<Arc<attache_disagg::Mode>>,
     /// Model of requests without one.
     pub default_model: Option<String>,
-    /// Reject requests that are predicted to miss their deadline.
-    pub deadline_admission: bool,
 }
 
 impl Pool {
@@ -197,13 +205,12 @@ impl Pool {
             rewrites: ModelRewrites::default(),
             rules: Arc::default(),
             models: Arc::default(),
-            reject_unknown_models: false,
+            switches: PoolSwitches::default(),
             stale_after,
             destination: Destination::default(),
             destination_names: DestinationNames::default(),
             disagg: None,
             default_model: None,
-            deadline_admission: false,
         }
     }
 
@@ -258,7 +265,7 @@ impl Pool {
     fn depends_on_model(&self) -> bool {
         let (rules, none) = (self.rules.load(), ModelRewrites::default());
         !self.matches.models.is_empty()
-            || self.reject_unknown_models
+            || self.switches.reject_unknown_models
             || rules.models_only
             || !rules.reserved.is_empty()
             || self.rewrites != none
@@ -271,7 +278,7 @@ impl Pool {
         if rules.reserved.contains(model) && !self.rewrites.exact.contains_key(model) {
             return Some(ModelRejection::Reserved);
         }
-        let known_only = self.reject_unknown_models || rules.models_only;
+        let known_only = self.switches.reject_unknown_models || rules.models_only;
         (known_only && !self.knows(model)).then_some(ModelRejection::Unknown)
     }
 }

@@ -23,7 +23,7 @@ use attache_report::served::{Ending, QueueOutcome, Queued, Sample, Served};
 use attache_scheduling::digest::Digest;
 use attache_scheduling::objective::{Objective, Slo};
 use attache_scheduling::policy::{ModelPolicy, PolicyMap, RoutePolicy};
-use attache_scheduling::router::{ModelRewrites, RewriteTarget};
+use attache_scheduling::router::{ModelRewrites, PoolSwitches, RewriteTarget};
 use attache_scheduling::{Candidate, Choices, Decider, PickContext, Pool, Ranking, Scheduler, SplitPolicy, Strategy};
 use attache_sim::engine::EngineConfig;
 use attache_sim::profiles;
@@ -217,7 +217,7 @@ impl Plan {
             pool: Pool {
                 disagg,
                 rewrites: self.rewrites.clone(),
-                deadline_admission: self.deadline_admission,
+                switches: PoolSwitches { deadline_admission: self.deadline_admission, ..PoolSwitches::default() },
                 ..front.pool
             },
             flow: self.flow.clone(),

@@ -1,6 +1,6 @@
 //! The part of the dump that describes pools and their templates.
 
-use super::without_credentials;
+use super::{merged, without_credentials};
 use crate::settings::{
     Disaggregation, DnsSource, KubernetesSource, PodsOf, PoolSearch, PoolSettings, PoolTemplate, PrefixSettings,
     TokenizerSettings, VolatileRule,
@@ -21,17 +21,14 @@ fn metrics(source: &MetricsSource) -> Value {
 }
 
 fn kubernetes(k: &KubernetesSource) -> Value {
-    let mut shown = json!({"namespace": k.namespace, "engine": k.engine, "metrics": metrics(&k.metrics)});
-    let pods = match &k.pods {
-        PodsOf::Pool { name, group } => [("pool", json!(name)), ("group", json!(group.as_str()))],
+    let shown = json!({"namespace": k.namespace, "engine": k.engine, "metrics": metrics(&k.metrics)});
+    match &k.pods {
+        PodsOf::Pool { name, group } => merged(shown, json!({"pool": name, "group": group.as_str()})),
         PodsOf::Selector { selector, target_ports } => {
-            [("selector", json!(selector)), ("targetPorts", json!((!target_ports.is_empty()).then_some(target_ports)))]
+            let ports = (!target_ports.is_empty()).then_some(target_ports);
+            merged(shown, json!({"selector": selector, "targetPorts": ports}))
         }
-    };
-    if let Some(map) = shown.as_object_mut() {
-        map.extend(pods.map(|(key, value)| (key.to_owned(), value)));
     }
-    shown
 }
 
 pub(super) fn template(t: &PoolTemplate) -> Value {
@@ -43,9 +40,8 @@ pub(super) fn template(t: &PoolTemplate) -> Value {
         "engine": engine,
         "metrics": self::metrics(metrics),
     });
-    let mut shown = pool(&t.pool);
+    let mut shown = merged(pool(&t.pool), json!({"kubernetes": kubernetes}));
     if let Some(shown) = shown.as_object_mut() {
-        shown.insert("kubernetes".to_owned(), kubernetes);
         // Each named tenant or model has conditions of its own.
         shown.remove("match");
     }
@@ -56,10 +52,9 @@ pub(super) fn pool(p: &PoolSettings) -> Value {
     let rewrites = p.rewrites.exact.iter().map(|(model, to)| json!({"model": model, "targets": targets(to)}));
     let any = (!p.rewrites.any.is_empty()).then(|| json!({"model": "*", "targets": targets(&p.rewrites.any)}));
     let max_destinations = (p.destination == Destination::List).then_some(p.max_destinations);
-    json!({
+    let shown = json!({
         "name": &*p.name,
         "match": matches(&p.matches),
-        "rejectUnknownModels": p.reject_unknown_models,
         "defaultModel": p.default_model,
         "strategy": {"name": p.strategy, "parameters": p.strategy_parameters},
         "strategies": p.rules.iter().map(rule).collect::<Vec<_>>(),
@@ -94,8 +89,8 @@ pub(super) fn pool(p: &PoolSettings) -> Value {
         "disaggregation": p.disaggregation.as_ref().map(disaggregation),
         "objective": p.objective.map(objective),
         "flowControl": p.flow.as_ref().map(|f| &f.said),
-        "deadlineAdmission": p.deadline_admission,
-    })
+    });
+    merged(shown, json!(p.switches))
 }
 
 fn matches(m: &PoolMatch) -> Map<String, Value> {

@@ -10,12 +10,12 @@ use attache_config_schema::decode::Bytes;
 use attache_config_schema::diagnostic::At;
 use attache_pool::Engine;
 use attache_pool::health::HealthPolicy;
-use attache_scheduling::router::{DESTINATION_NAMESPACE, Destination};
+use attache_scheduling::router::{DESTINATION_NAMESPACE, Destination, PoolSwitches};
 use std::time::Duration;
 
 sections! {
     /// One entry of `pools`.
-    Pool {
+    Pool fills PoolSwitches {
         /// Unique name of the pool.
         "name" => name: String [named],
         /// Conditions of requests for the pool.

@@ -213,16 +213,15 @@ pub(super) fn implied(strategy: &str, of_cluster: bool, room: Room, sink: &mut S
     Some(PoolFlow::of_long_prompts(Recompute::default(), shedding, room.held))
 }
 
-/// Whether requests that would miss their deadline are rejected.
-pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sink) -> bool {
-    let Some(at) = pool.deadline_admission.filter(|at| at.value) else { return false };
+/// Reports deadlines of a pool that can't predict whether they are met.
+pub(super) fn check_deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sink) {
+    let Some(at) = pool.deadline_admission.filter(|at| at.value) else { return };
     if let Some(other) = &pool.disaggregation {
         let message =
             "not with `disaggregation`: what two servers take together is not predicted before they are chosen";
         let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.deadlineAdmission"), message);
         sink.push(diagnostic.at(at.span).related(other.span, "requests are split"));
     }
-    true
 }
 
 /// Half of the bytes that all bodies may hold: queued requests leave the other half to requests that are not queued.

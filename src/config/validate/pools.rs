@@ -17,7 +17,7 @@ use attache_pool::health::HealthPolicy;
 use attache_pool::{EndpointSpec, MetricsSource};
 use attache_scheduling::Registry;
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, PoolSwitches, RewriteTarget};
 use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -101,7 +101,7 @@ fn pool_of_flags(
     let pool = PoolSettings {
         name: flags.kubernetes.pool_name.as_deref().unwrap_or(DEFAULT_POOL).into(),
         matches: PoolMatch::default(),
-        reject_unknown_models: false,
+        switches: PoolSwitches::default(),
         default_model: None,
         rewrites: ModelRewrites::default(),
         strategy: strategy.name,
@@ -122,7 +122,6 @@ fn pool_of_flags(
         disaggregation: split,
         objective: None,
         flow,
-        deadline_admission: false,
     };
     (pool, search)
 }
@@ -196,7 +195,9 @@ fn pool(
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, registry, flags, env, sink);
     let rules = strategies::rules(&pool.strategies, &path, registry, env, sink);
     let Sources { endpoints, dns, file, kubernetes, search } = sources(&pool, &path, flags, sink);
-    let deadline_admission = flow::deadline_admission(&pool, &path, sink);
+    let mut switches = PoolSwitches::default();
+    pool.fill(&mut switches);
+    flow::check_deadline_admission(&pool, &path, sink);
     let of_env = strategies::is_of_env(pool.strategy.is_some(), flags, env);
     let by_request =
         by_request(pool.request_strategy.take(), (&strategy, of_env), &rules, &path, (registry, env), sink);
@@ -204,16 +205,15 @@ fn pool(
     objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, registry, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
-    let reject_unknown_models = pool.reject_unknown_models();
     // A pool of a search with a configuration of its own gets its pods from the search.
     let of_cluster = kubernetes.is_some() || search.is_some() || flags.one_pool;
-    if reject_unknown_models && !of_cluster {
+    if switches.reject_unknown_models && !of_cluster {
         check_models(pool.reject_unknown_models, &matches, &rewrites, &path, sink);
     }
     let are_found = file.is_some() || of_cluster;
     let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
     // The latency of split requests is not predicted.
-    pairs.by_others &= !deadline_admission;
+    pairs.by_others &= !switches.deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation.take(), &pairs, &path, env, sink);
     let flow = match pool.flow_control {
         Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
@@ -225,7 +225,7 @@ fn pool(
     let settings = PoolSettings {
         name: pool.name.value.as_str().into(),
         matches,
-        reject_unknown_models,
+        switches,
         default_model: default_model(pool.default_model, &path, sink),
         rewrites,
         strategy: strategy.name,
@@ -246,7 +246,6 @@ fn pool(
         disaggregation: split,
         objective: aim,
         flow,
-        deadline_admission,
     };
     (settings, search)
 }

@@ -61,7 +61,7 @@ use attache_prompt::characters::Characters;
 use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
 use attache_record::Recorder;
-use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, RewriteTarget};
+use attache_scheduling::router::{Destination, DestinationNames, ModelRewrites, PoolSwitches, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Registry, Scheduler, SplitPolicy};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
@@ -171,7 +171,7 @@ impl Setup {
             destination: self.destination,
             destination_names: self.destination_names,
             disagg: mode.map(Arc::new),
-            deadline_admission: self.deadline_admission,
+            switches: PoolSwitches { deadline_admission: self.deadline_admission, ..PoolSwitches::default() },
             ..Pool::new("pool".into(), store.clone(), scheduler, self.stale_after)
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());

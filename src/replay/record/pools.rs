@@ -9,7 +9,7 @@ use attache_picker::settings::ExchangeSettings;
 use attache_picker::{ActiveConfig, Picker, PoolRuntime};
 use attache_pool::{Endpoint, PoolWriter, SnapshotStore};
 use attache_prefix::cache::PrefixCache;
-use attache_scheduling::router::ModelRewrites;
+use attache_scheduling::router::{ModelRewrites, PoolSwitches};
 use attache_scheduling::{Choices, Pool, Scheduler};
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
@@ -54,9 +54,8 @@ impl LivePool {
         let pool = Arc::new(Pool {
             name: state.name.clone(),
             rewrites: ModelRewrites::default(),
-            reject_unknown_models: false,
+            switches: PoolSwitches::default(),
             default_model: None,
-            deadline_admission: false,
             disagg: None,
             ..settings.pool(scheduler, stores)
         });

@@ -107,7 +107,7 @@ fn unknown_host_has_no_pool() {
 #[test]
 fn pool_that_rejects_unknown_models_knows_its_rewrites() {
     let mut strict = pool("strict", PoolMatch::default());
-    strict.reject_unknown_models = true;
+    strict.switches.reject_unknown_models = true;
     strict.rewrites.exact.insert("alias".into(), vec![target("real", 1)]);
     let router = router(vec![strict]);
     assert!(route(&router, Some("alias"), "", &[]).is_ok());

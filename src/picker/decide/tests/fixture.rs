@@ -21,7 +21,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
 use attache_protocol::Api;
 use attache_quota::{Book, CountIn, Limits as QuotaLimits, Subject, TenantSettings};
-use attache_scheduling::router::{ModelRewrites, PoolMatch};
+use attache_scheduling::router::{ModelRewrites, PoolMatch, PoolSwitches};
 use attache_scheduling::split::Decider;
 use attache_scheduling::{Candidate, Choices, PickContext, Ranking, Scheduler, Strategy};
 use attache_types::clock::{Clock, Timestamp};
@@ -168,7 +168,7 @@ impl Parts {
             matches: self.matches,
             rewrites: self.rewrites,
             disagg: self.disagg.map(Arc::new),
-            deadline_admission: self.deadline_admission,
+            switches: PoolSwitches { deadline_admission: self.deadline_admission, ..PoolSwitches::default() },
             ..Pool::new("pool".into(), snapshot.clone(), scheduler, STALE_AFTER)
         };
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
