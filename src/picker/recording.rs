@@ -2,8 +2,9 @@
 
 use super::decide::RequestView;
 use super::picker::Picker;
-use attache_record::headers::Noted;
-use attache_record::{self as record, Recorder, RequestTape, Turn, booked};
+use attache_record::headers::{Noted, hash};
+use attache_record::{self as record, RecordedAgent, Recorder, RequestTape, Turn, booked};
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::Decision;
 use attache_scheduling::digest::Digests;
 use attache_scheduling::plugin::{HeaderSource, Headers};
@@ -46,6 +47,18 @@ impl<'a> RequestReads<'a> {
 
     pub(super) fn headers(&self) -> Headers<'_> {
         Headers::of(&self.headers)
+    }
+}
+
+/// The agent without its ids.
+pub(super) fn recorded_agent(agent: &AgentIdentity) -> RecordedAgent {
+    let tenant = agent.tenant.as_deref().unwrap_or_default();
+    let hash = |id: &str| -> Arc<str> { hash(&format!("{tenant}\0{id}")).into() };
+    let other = |id: &Arc<str>| (*id != agent.program).then(|| hash(id));
+    RecordedAgent {
+        program: hash(&agent.program),
+        chain: other(&agent.chain),
+        parent: agent.parent.as_ref().and_then(other),
     }
 }
 

@@ -31,5 +31,5 @@ pub mod tape;
 
 pub use booked::{Booked, RequestTape};
 pub use kv::KvChange;
-pub use line::{Decided, Ended, FORMAT, Header, Kept, Line, Looked, RequestLeg};
+pub use line::{Decided, Ended, FORMAT, Header, Kept, Line, Looked, RecordedAgent, RequestLeg};
 pub use tape::{DEFAULT_MAX_BYTES, KvTape, PoolTape, RecordSettings, Recorder, Turn};

@@ -5,8 +5,8 @@
 //! Requests are numbered (`r`) in the order of their decisions, pools in the order of their creation, configurations in
 //! the order in which they took effect; times are nanoseconds since an origin of the process.
 //!
-//! It contains no text of a prompt or response: prompts are recorded as block keys (seeded hashes) and lengths, tenants
-//! and credentials as hashes. Model names, endpoints, settings, request ids and the values of other headers that the
+//! It contains no text of a prompt or response: prompts are recorded as block keys (seeded hashes) and lengths, tenants,
+//! agents and credentials as hashes. Model names, endpoints, settings, request ids and the values of other headers that the
 //! routing algorithm has read are recorded unchanged.
 
 use super::kv::KvChange;
@@ -169,6 +169,9 @@ pub struct Decided {
     pub rng: u64,
     /// The server's name for the model; empty if unknown.
     pub model: Arc<str>,
+    /// The agent that sent the request, if the request names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<RecordedAgent>,
     /// Whether the body could be read.
     pub readable: bool,
     /// First estimate of the prompt's length in tokens, by which a strategy is selected.
@@ -229,6 +232,20 @@ pub struct Decided {
     /// Whether the request is a probe.
     #[serde(skip_serializing_if = "is_default", default)]
     pub probe: bool,
+}
+
+/// The agent that sent a request. All ids are hashes, which differ between tenants.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordedAgent {
+    /// The task: a main agent with its sub-agents.
+    pub program: Arc<str>,
+    /// The sub-agent; missing for the main agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Arc<str>>,
+    /// The sub-agent that started this one; missing if it was the main agent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<Arc<str>>,
 }
 
 /// A prompt as it was looked up.

@@ -10,7 +10,7 @@
 //! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths, images | Azure inference traces 2023 to 2025 |
 //! | [`burstgpt`] | CSV `Timestamp,Model,Request tokens,Response tokens,…` | lengths, conversations | BurstGPT |
 //! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
-//! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks | `attache run --record` |
+//! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks, sessions | `attache run --record` |
 //!
 //! The first row decides the format; [`unused`] names its fields that are not read. Prompts of which only the length is known share nothing with each other. Times of
 //! foreign traces count from their first row. Called by `cli::replay` and tests.
@@ -32,7 +32,7 @@ use attache_types::clock::Timestamp;
 use rows::Rows;
 use serde::Deserialize;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,9 @@ use std::time::Duration;
 pub const MAX_TOKENS: u64 = 10_000_000;
 /// Read in pieces of 256 KiB: rows of long prompts fit several times.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// A trace, from its beginning.
+pub type Source = Box<dyn BufRead + Send>;
 
 /// Settings for reading a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -110,16 +113,22 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
     })
 }
 
-/// The sessions of a trace; `None` if it is a format without sessions.
+/// The sessions of the trace that `open` opens at its beginning; `None` if it has none. A recording has sessions if a
+/// request of it names its agent; it is opened twice, so that one without sessions is not read into memory.
 ///
 /// # Errors
 /// As [`read`].
-pub fn sessions(source: impl BufRead + Send + 'static, options: &Options) -> Result<Option<SessionTrace>, TraceError> {
-    let mut rows = Rows::open(source)?;
+pub fn sessions(open: &dyn Fn() -> io::Result<Source>, options: &Options) -> Result<Option<SessionTrace>, TraceError> {
+    let mut rows = Rows::open(open()?)?;
     let Some((_, first)) = rows.next()? else { return Err(TraceError::Format("the trace is empty".to_owned())) };
     match format_of(first)? {
         format @ (TraceFormat::Agents | TraceFormat::Bailian | TraceFormat::NativeSessions) => {
             read_sessions(rows, format, options).map(Some)
+        }
+        TraceFormat::Recording if recording::names_agents(rows)? => {
+            let mut rows = Rows::open(open()?)?;
+            rows.next()?;
+            recording::sessions(rows).map(Some)
         }
         _ => Ok(None),
     }

@@ -191,6 +191,18 @@ async fn recording_replays_exactly_and_other_policies_differ() {
     assert!(other.matched_replayed < other.matched_recorded, "{other}");
     let requests: u64 = other.endpoints.values().map(|r| r.replayed).sum();
     assert_eq!(requests, other.decisions, "{other}");
+
+    // The clients name their sessions, so other policies play them in a closed loop.
+    let report = files.path().join("report.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    command.args(["replay", "--endpoints", "3", "--compare", "", "--trace"]).arg(&record).arg("--json").arg(&report);
+    let output = command.output().expect("an output");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+    let programs = &report["runs"][0]["programs"];
+    let routed = text.lines().filter(|line| line.starts_with("{\"decide\"") && !line.contains("\"picks\":[]"));
+    assert_eq!(programs["complete"], 3 * 40, "three rounds of forty conversations: {programs}");
+    assert_eq!(report["runs"][0]["requests"]["total"], routed.count(), "{}", report["runs"][0]["requests"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

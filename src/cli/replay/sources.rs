@@ -7,7 +7,7 @@ use attache_workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
 use attache_workload::sessions::{Arrival, DEFAULT_MAX_PAUSE, SessionOptions, SessionPlayer, SessionTrace};
 use attache_workload::{Workload, synthetic, trace};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -74,13 +74,13 @@ pub(super) fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> 
 
 /// The source, with its sessions read if it is a trace of sessions.
 fn with_sessions(args: &ReplayArgs, source: WorkloadSource) -> anyhow::Result<WorkloadSource> {
-    let read = |file: Box<dyn BufRead + Send>| trace::sessions(file, &options(args));
+    let read = |open: &dyn Fn() -> io::Result<trace::Source>| trace::sessions(open, &options(args));
     let sessions = match &source {
         WorkloadSource::Trace(path) => {
-            let open = || read(Box::new(BufReader::new(File::open(path)?)));
-            open().with_context(|| path.display().to_string())?
+            let open = || Ok(Box::new(BufReader::new(File::open(path)?)) as trace::Source);
+            read(&open).with_context(|| path.display().to_string())?
         }
-        WorkloadSource::Piped(all) => read(Box::new(Cursor::new(all.clone()))).context("standard input")?,
+        WorkloadSource::Piped(all) => read(&|| Ok(Box::new(Cursor::new(all.clone())))).context("standard input")?,
         WorkloadSource::Sessions(..) | WorkloadSource::MadeUp(_) => None,
     };
     let name = source.name();

@@ -14,7 +14,7 @@ use crate::preset::preset;
 use crate::queues::AdmittedRequest;
 use crate::quotas::Permits;
 use crate::reading::report_unsplit;
-use crate::recording::DecisionDraft;
+use crate::recording::{DecisionDraft, recorded_agent};
 use crate::sharing::SharedBookings;
 use crate::split::PrefillOutcome;
 use crate::warming::Warming;
@@ -175,6 +175,7 @@ impl RequestState<'_> {
                 live: self.scope.config.number,
                 pool: self.pool().name.clone(),
                 model: facts.model.into(),
+                agent: self.agent().map(recorded_agent),
                 readable: self.routed.request.is_some(),
                 estimated: self.size.load,
                 max_tokens: facts.max_tokens,

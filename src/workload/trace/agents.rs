@@ -46,11 +46,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Fields of a session that are read.
 pub(super) const FIELDS: [&str; 5] = ["block_size", "hash_id_scope", "tool_tokens", "system_tokens", "requests"];
 /// Request header with the id of the session.
-const SESSION_HEADER: &str = "x-claude-code-session-id";
+pub(super) const SESSION_HEADER: &str = "x-claude-code-session-id";
 /// Request header with the id of a sub-agent.
-const AGENT_HEADER: &str = "x-claude-code-agent-id";
+pub(super) const AGENT_HEADER: &str = "x-claude-code-agent-id";
 /// Request header with the id of the sub-agent that started this one.
-const PARENT_HEADER: &str = "x-claude-code-parent-agent-id";
+pub(super) const PARENT_HEADER: &str = "x-claude-code-parent-agent-id";
 
 /// The fields of a row, unread, so that an error can name the one that is wrong.
 #[derive(Deserialize)]

@@ -5,18 +5,31 @@
 //! Blocks of text count the tokens that the block size implies, not those that servers reported. A response has the
 //! length that the server reported, else one token. A recording does not say which prompts quote it. Unreadable and
 //! rejected requests are left out.
+//!
+//! If a request names its agent, the recording has sessions: each program is one, and so is each request without an
+//! agent. A recording does not say what an agent waited for. A pause of at most [`LONGEST_TOOL`] counts as that of a
+//! tool.
 
 use super::MAX_TOKENS;
+use super::agents::{AGENT_HEADER, PARENT_HEADER, SESSION_HEADER};
 use super::rows::Rows;
 use crate::names::{TextKind, name, name_of_block};
+use crate::sessions::{Entry, Session, SessionTrace, link};
 use crate::{Headers, PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use attache_record::headers::CREDENTIALS;
-use attache_record::{Decided, FORMAT, Line, RequestLeg};
+use attache_record::{Decided, FORMAT, Line, RecordedAgent, RequestLeg};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
+use attache_types::program::TurnCause;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// 30 s: 82 % of the pauses for tools and 19 % of those for persons are not longer, in 49,334 requests of recorded
+/// sessions of Claude Code (kv-cache-tester).
+const LONGEST_TOOL: Duration = Duration::from_secs(30);
 
 /// Whether this is the value of `format` in a first row.
 pub(super) fn is_header(value: &str) -> bool {
@@ -37,6 +50,12 @@ pub(super) struct Recording {
 
 struct PendingRequest {
     request: Request,
+    agent: Option<RecordedAgent>,
+    decided: Timestamp,
+    /// How long it waited in the queue before that.
+    waited: Duration,
+    /// From the decision to the end of the response; zero until it has ended.
+    took: Duration,
     ended: bool,
 }
 
@@ -69,11 +88,13 @@ impl Recording {
             }
             Line::Decide(decided) if decided.readable && !decided.picks.is_empty() => {
                 let request = self.request(&decided);
-                self.waiting.insert(decided.r, PendingRequest { request, ended: false });
+                let Decided { r, at, agent, waited, .. } = *decided;
+                let (took, ended) = (Duration::ZERO, false);
+                self.waiting.insert(r, PendingRequest { request, agent, decided: at, waited, took, ended });
             }
             Line::End(ended) if ended.leg == RequestLeg::Response => {
                 if let Some(waiting) = self.waiting.get_mut(&ended.r) {
-                    waiting.ended = true;
+                    (waiting.ended, waiting.took) = (true, ended.at.since(waiting.decided));
                     let tokens = ended.completion_tokens.unwrap_or(1).clamp(1, MAX_TOKENS);
                     waiting.request.answer.tokens = u32::try_from(tokens).unwrap_or(1);
                 }
@@ -115,6 +136,21 @@ impl Recording {
             turn: None,
         }
     }
+
+    /// The next request in the order of decisions.
+    fn next_request(&mut self) -> Result<Option<PendingRequest>, TraceError> {
+        while !self.waiting.first_key_value().is_some_and(|(_, first)| first.ended) {
+            if !self.read()? {
+                // What had not ended when the recording did is asked for all the same.
+                break;
+            }
+        }
+        match self.waiting.pop_first() {
+            Some((_, first)) => Ok(Some(first)),
+            None if self.number == 0 => Err(TraceError::Format("the recording has no requests".to_owned())),
+            None => Ok(None),
+        }
+    }
 }
 
 /// The headers that the recorded decision read, without credentials: of those, the recording has only hashes.
@@ -125,24 +161,91 @@ fn headers(decided: &Decided) -> Headers {
 
 impl Workload for Recording {
     fn next(&mut self) -> Result<Option<Request>, TraceError> {
-        while !self.waiting.first_key_value().is_some_and(|(_, first)| first.ended) {
-            if !self.read()? {
-                // What had not ended when the recording did is asked for all the same.
-                break;
-            }
-        }
-        match self.waiting.pop_first() {
-            Some((_, first)) => Ok(Some(first.request)),
-            None if self.number == 0 => Err(TraceError::Format("the recording has no requests".to_owned())),
-            None => Ok(None),
+        Ok(self.next_request()?.map(|next| next.request))
+    }
+}
+
+/// Whether a request in the rest of `rows` names its agent. Other lines are not parsed.
+pub(super) fn names_agents(mut rows: Rows) -> Result<bool, TraceError> {
+    while let Some((_, text)) = rows.next()? {
+        let is_named = |line| matches!(line, Line::Decide(decided) if decided.agent.is_some());
+        if text.contains("\"agent\":") && serde_json::from_str(text).is_ok_and(is_named) {
+            return Ok(true);
         }
     }
+    Ok(false)
+}
+
+/// A program so far.
+#[derive(Default)]
+struct OpenSession {
+    at: Timestamp,
+    entries: Vec<Entry>,
+    /// Numbers of the sub-agents, by their ids, and the end of the last response to each agent. The main agent is first.
+    agents: HashMap<Arc<str>, u32>,
+    ends: Vec<Timestamp>,
+}
+
+impl OpenSession {
+    fn number(&mut self, id: Option<&Arc<str>>) -> u32 {
+        let next = u32::try_from(self.agents.len()).unwrap_or(u32::MAX).saturating_add(1);
+        id.map_or(0, |id| *self.agents.entry(id.clone()).or_insert(next))
+    }
+
+    fn add(&mut self, next: PendingRequest) {
+        let PendingRequest { mut request, agent, waited, took, .. } = next;
+        // The client did not wait for the queue before it sent the request.
+        let (arrived, took) = (Timestamp(0).after(request.at.since(Timestamp(0).after(waited))), waited + took);
+        if self.entries.is_empty() {
+            self.at = arrived;
+        }
+        request.at = Timestamp(0).after(arrived.since(self.at));
+        let (mut number, mut parent) = (0, 0);
+        if let Some(agent) = &agent {
+            (parent, number) = (self.number(agent.parent.as_ref()), self.number(agent.chain.as_ref()));
+            request.session = Some(xxh3_64(agent.program.as_bytes()));
+            request.headers.retain(|(name, _)| ![SESSION_HEADER, AGENT_HEADER, PARENT_HEADER].contains(&&**name));
+            let ids = [(AGENT_HEADER, &agent.chain), (PARENT_HEADER, &agent.parent)].into_iter();
+            request.headers.extend(ids.filter_map(|(name, id)| Some((name.into(), id.clone()?))));
+        }
+        let place = number as usize;
+        self.ends.resize(self.ends.len().max(place + 1), Timestamp(0));
+        let before = self.ends.get(place).copied().unwrap_or_default();
+        let is_tool = request.at.since(before) <= LONGEST_TOOL;
+        let cause = if is_tool { TurnCause::Tool } else { TurnCause::Person };
+        if let Some(end) = self.ends.get_mut(place) {
+            *end = request.at.after(took);
+        }
+        self.entries.push(Entry { request, agent: number, parent, cause, took, pause: None });
+    }
+}
+
+/// The sessions in the rest of `rows`, whose first was the header.
+///
+/// # Errors
+/// When a row can't be read, or there are no requests.
+pub(super) fn sessions(rows: Rows) -> Result<SessionTrace, TraceError> {
+    let mut recording = Recording::new(rows);
+    let mut sessions: Vec<OpenSession> = Vec::new();
+    let mut places: HashMap<Arc<str>, usize> = HashMap::new();
+    while let Some(next) = recording.next_request()? {
+        let end = sessions.len();
+        let place = next.agent.as_ref().map_or(end, |agent| *places.entry(agent.program.clone()).or_insert(end));
+        if place == end {
+            sessions.push(OpenSession::default());
+        }
+        if let Some(session) = sessions.get_mut(place) {
+            session.add(next);
+        }
+    }
+    let session = |OpenSession { at, entries, .. }| Session::new(Some(at), link(entries));
+    Ok(SessionTrace { sessions: sessions.into_iter().map(session).collect(), id_header: Some(SESSION_HEADER) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Options, read};
+    use crate::trace::{Options, read, sessions};
     use std::io::Cursor;
 
     const HEADER: &str = r#"{"format":"attache.record.v1","version":"0","seed":1,"settings":{}}"#;
@@ -181,6 +284,64 @@ mod tests {
         let third = next().unwrap();
         assert_eq!((third.at.0, third.answer.tokens, third.prompt_tokens()), (1_000, 1, 40), "it had not ended");
         assert_eq!(next(), None);
+    }
+
+    /// A decision about a request of this agent.
+    fn decide_of(r: u64, at: u64, agent: &str) -> String {
+        decide(r, at, "").replace("\"readable\"", &format!("\"agent\":{agent},\"readable\""))
+    }
+
+    fn end_at(r: u64, at: u64) -> String {
+        end(r, 5).replace("\"at\":9", &format!("\"at\":{at}"))
+    }
+
+    fn sessions_of(lines: &[String]) -> Option<SessionTrace> {
+        let text = [&[HEADER.to_owned(), POOL.to_owned()], lines].concat().join("\n");
+        sessions(&|| Ok(Box::new(Cursor::new(text.clone()))), &Options::default()).unwrap()
+    }
+
+    #[test]
+    fn requests_of_agents_are_sessions_with_pauses_and_sub_agents() {
+        const SECOND: u64 = 1_000_000_000;
+        let (main, sub) = (r#"{"program":"p"}"#, r#"{"program":"p","chain":"c"}"#);
+        let lines = [
+            decide_of(0, SECOND, main),
+            decide(1, 2 * SECOND, ""),
+            end_at(0, 3 * SECOND),
+            // It arrived a second before, and was queued.
+            decide_of(2, 5 * SECOND, sub).replace("\"readable\"", r#""waited":{"secs":1,"nanos":0},"readable""#),
+            end_at(2, 6 * SECOND),
+            decide_of(3, 7 * SECOND, main),
+            end_at(3, 8 * SECOND),
+            decide_of(4, 50 * SECOND, main),
+            decide_of(5, 51 * SECOND, r#"{"program":"q"}"#),
+        ];
+        let trace = sessions_of(&lines).expect("requests name agents");
+        let seconds = |pause: Duration| pause.as_secs();
+        let shown: Vec<Vec<_>> = trace
+            .sessions
+            .iter()
+            .map(|session| {
+                session.turns.iter().map(|t| (t.agent, t.cause, t.after.to_vec(), seconds(t.pause))).collect()
+            })
+            .collect();
+        let (start, tool, person) = (TurnCause::Start, TurnCause::Tool, TurnCause::Person);
+        let program =
+            vec![(0, start, vec![], 0), (1, start, vec![0], 1), (0, tool, vec![0, 1], 1), (0, person, vec![2], 42)];
+        assert_eq!(shown, [program, vec![(0, start, vec![], 0)], vec![(0, start, vec![], 0)]]);
+        let begins: Vec<u64> = trace.sessions.iter().map(|session| session.at.unwrap().0 / SECOND).collect();
+        assert_eq!(begins, [0, 1, 50]);
+        let turn = &trace.sessions[0].turns[1].request;
+        assert_eq!(turn.headers, [(AGENT_HEADER.into(), "c".into())]);
+        assert_eq!(turn.session, trace.sessions[0].turns[0].request.session);
+        assert_ne!(turn.session, trace.sessions[2].turns[0].request.session);
+        assert_eq!(trace.sessions[1].turns[0].request.session, None, "it names no agent");
+    }
+
+    #[test]
+    fn recording_without_agents_has_no_sessions() {
+        let header = decide(0, 1, "").replace("\"readable\"", r#""headers":{"agent":"a"},"readable""#);
+        assert_eq!(sessions_of(&[header, end(0, 1)]), None);
     }
 
     #[test]

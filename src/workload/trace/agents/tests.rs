@@ -6,7 +6,8 @@ use std::io::Cursor;
 use std::time::Duration;
 
 fn read(text: &str) -> Result<SessionTrace, TraceError> {
-    Ok(sessions(Cursor::new(text.to_owned()), &Options::default())?.expect("rows with requests are sessions"))
+    Ok(sessions(&|| Ok(Box::new(Cursor::new(text.to_owned()))), &Options::default())?
+        .expect("rows with requests are sessions"))
 }
 
 /// A main agent with three requests and a sub-agent, in blocks of 16 tokens. All prompts begin with 40 tokens of tools
