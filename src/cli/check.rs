@@ -37,7 +37,7 @@ pub(super) struct CheckArgs {
     deny_warnings: bool,
     /// Check the file for a use inside Envoy: warn of keys that have no effect there. All flags of `attache run` and
     /// their variables have none
-    #[arg(long, conflicts_with = "live")]
+    #[arg(long, conflicts_with_all = ["live", "envoy_admins", "envoy_files", "admin", "token_file"])]
     inside: bool,
     #[command(flatten)]
     live: live::LiveArgs,

@@ -1238,7 +1238,21 @@ fn flags_that_do_not_apply_to_the_mode_are_rejected() {
         &["--change", "1s lose 0"],
         &["--metrics-every", "1s"],
     ];
-    let modes: [(&[&str], _); 3] = [
+    let virtual_only: &[&[&str]] = &[
+        &["--requests-out", "out.jsonl"],
+        &["--api", "completions"],
+        &["--max-in-flight", "3"],
+        &["--timeout", "1s"],
+        &["--header", "a: b"],
+        &["--served-header", "a"],
+        &["--tenant-header", "a"],
+        &["--objective", "1=a"],
+    ];
+    let without_fit: &[&[&str]] = &[&["--profile-out", "p.yaml"], &["--think", "2s"]];
+    let modes: [(&[&str], _); 6] = [
+        (&["--workload", "unique", "--config-file", "a.yaml"], virtual_only),
+        (&["--workload", "unique", "--profile", "8b-h100"], virtual_only),
+        (&["--workload", "unique", "--poisson", "1"], without_fit),
         (&["--from-record", "r.jsonl"], recorded),
         (&["--fit-profile", "r.jsonl", "--profile-out", "p.yaml"], recorded),
         (&["--workload", "unique", "--target", "http://127.0.0.1:9"], live),

@@ -10,14 +10,17 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Flags without effect on a recording.
+const NOT_RECORDED: [&str; 6] = ["body", "headers", "pool", "admin", "token_file", "config_file"];
+
 /// Flags for recorded requests.
 #[derive(Args, Debug)]
 pub(super) struct RecordedArgs {
     /// Explain a decision of this recording (`attache run --record`) [default request: the last one]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "headers", "pool", "admin", "token_file", "config_file"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_RECORDED)]
     pub(super) from_record: Option<PathBuf>,
     /// Show what this strategy would have chosen, too
-    #[arg(long, value_name = "NAME", requires = "from_record")]
+    #[arg(long, value_name = "NAME", requires = "from_record", conflicts_with_all = NOT_RECORDED)]
     pub(super) strategy: Option<String>,
 }
 

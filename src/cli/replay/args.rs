@@ -139,7 +139,7 @@ pub(crate) struct ReplayArgs {
     /// Pause of a client between response and next request
     #[arg(
         long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "clients",
-        help_heading = "Workload"
+        conflicts_with_all = ["poisson", "bursty"], help_heading = "Workload"
     )]
     pub(super) think: Duration,
     /// Play this number of the trace's sessions, chosen by --seed; if the trace has fewer, they are played again with
@@ -244,7 +244,10 @@ pub(crate) struct ReplayArgs {
     )]
     pub(super) fit_profile: Option<PathBuf>,
     /// Write these constants to this file, for --profile FILE
-    #[arg(long, value_name = "FILE", requires = "fit_profile", help_heading = "Recordings")]
+    #[arg(
+        long, value_name = "FILE", conflicts_with_all = NOT_FITTED, requires = "fit_profile",
+        help_heading = "Recordings"
+    )]
     pub(super) profile_out: Option<PathBuf>,
 
     /// Target for the time to the first token; slower responses do not count as goodput

@@ -27,10 +27,13 @@ use tokio_util::sync::CancellationToken;
 const GATEWAY: &str = "gateway";
 
 /// Flags of the live mode.
+// Clap ignores that a flag needs another one, if a flag excludes the other one. So what excludes `--target` must exclude
+// all flags that need it.
 #[derive(Args, Debug)]
+#[group(multiple = true, conflicts_with_all = NOT_LIVE)]
 pub(super) struct LiveArgs {
     /// Send the workload to this gateway in real time, `http://HOST:PORT`
-    #[arg(long, value_name = "URL", conflicts_with_all = NOT_LIVE, help_heading = "Real gateway")]
+    #[arg(long, value_name = "URL", help_heading = "Real gateway")]
     pub(super) target: Option<String>,
     /// API of the requests
     #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "Real gateway")]
