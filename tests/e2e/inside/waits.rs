@@ -230,9 +230,14 @@ async fn hot_restart_loses_no_request() {
     let configuration = files.path().join("attache.yaml");
     std::fs::write(&configuration, list_pool(&servers, "random")).expect("writing");
     let id = files.path().join("base-id");
-    // Envoy finds the socket of the other process by its address.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let free_port =
+        || std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    // Envoy finds the socket of the other process by its address. Both pickers want the same admin port, which the new
+    // one opens when the old one has ended.
+    let (port, admin) = (free_port(), free_port());
     let bootstrap = inside_bootstrap(&configuration, servers);
+    assert!(bootstrap.contains("admin: 127.0.0.1:0\n"), "{bootstrap}");
+    let bootstrap = bootstrap.replace("admin: 127.0.0.1:0\n", &format!("admin: 127.0.0.1:{admin}\n"));
     let listener = "socket_address: {address: 127.0.0.1, port_value: 0}\n    # Attaché raises";
     assert!(bootstrap.contains(listener), "{bootstrap}");
     let bootstrap = bootstrap.replace(listener, &listener.replace("port_value: 0", &format!("port_value: {port}")));
@@ -251,7 +256,7 @@ async fn hot_restart_loses_no_request() {
     let second = ["--restart-epoch", "1", "--base-id", id.trim()];
     let new = old.beside_with(&bootstrap, &[&second[..], &times].concat()).await;
     let inside = Inside::of(new, files).await;
-    assert_eq!(inside.clients(), to, "the same socket");
+    assert_eq!((inside.clients(), inside.metrics.port()), (to, admin), "the same sockets");
     let status = old.ended().await;
     assert!(status.success(), "{status}: {}", old.log());
     let routed = async || inside.books().await.ok()?.outcomes.get("routed").copied();
