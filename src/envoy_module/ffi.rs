@@ -152,7 +152,7 @@ impl Buffer {
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(self.bytes()).into_owned()
+        String::from_utf8(self.bytes().into()).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
     }
 }
 

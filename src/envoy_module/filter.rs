@@ -8,7 +8,7 @@
 //! if a callback is used wrongly; it then lets the stream pass.
 
 use crate::callbacks::{Answer, Callbacks, Chunk, Headers};
-use crate::messages::{self, MetadataKey};
+use crate::messages::{self, MetadataKey, Told};
 use crate::pickers::Picker;
 use crate::replies::{self, Moment};
 use crate::settings::FilterSettings;
@@ -119,7 +119,7 @@ impl Filter {
         let driver = Driver::new(exchange, &picker.processor, picker.clock);
         let claim: Option<MetadataKey> = config.settings.tenant.as_ref().and_then(claim_of);
         let message = messages::request_headers(envoy, end, claim.as_ref());
-        let announced = announced(&message);
+        let announced = announced(&message.0);
         if !end {
             envoy.raise_buffer_limit(config.limits.max_body_bytes.saturating_add(BUFFER_MARGIN_BYTES));
         }
@@ -283,7 +283,7 @@ impl Filter {
     }
 
     /// Handles a message and whatever else is ready, and applies the replies.
-    fn handle(&self, envoy: &dyn Callbacks, message: Option<ProcessingRequest>, moment: Moment) -> Flow {
+    fn handle(&self, envoy: &dyn Callbacks, message: Option<Told>, moment: Moment) -> Flow {
         let (answer, flow) = {
             let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
             let answer = state.advance(envoy, message, moment, self.config.fail_open);
@@ -307,7 +307,7 @@ impl State {
     fn advance(
         &mut self,
         envoy: &dyn Callbacks,
-        message: Option<ProcessingRequest>,
+        message: Option<Told>,
         moment: Moment,
         fail_open: bool,
     ) -> Option<Answer> {
@@ -344,11 +344,11 @@ impl Drop for Filter {
 }
 
 impl Stream {
-    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<ProcessingRequest>) -> Result<(), Failure> {
+    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<Told>) -> Result<(), Failure> {
         let _runtime = self.runtime.enter();
         let has_all = message.is_some() && self.announced.is_some_and(|length| length <= self.arrived);
         if let Some(message) = message {
-            self.driver.deliver(Event::Message(Box::new(message)))?;
+            self.driver.deliver(Event::MessageWith(Box::new(message)))?;
         }
         // The hook with the end of the body follows at once, so no timer is needed for it.
         if !self.driver.waits() || has_all && self.driver.exchange().collects() {

@@ -94,7 +94,7 @@ impl Driver {
     /// # Errors
     /// If the exchange can't continue.
     pub fn feed(&mut self, event: Event, unfinished: u64) -> Result<(), Failure> {
-        if matches!(event, Event::Message(_)) {
+        if matches!(event, Event::Message(_) | Event::MessageWith(_)) {
             self.unfinished_since = None;
         }
         let now = self.clock.now();

@@ -12,7 +12,7 @@
 //! Envoy closes or resets every stream, after complete and aborted requests alike. So these states, and not the way the
 //! stream ended, say how the request ended. A stream is counted under exactly one [`StreamOutcome`], on drop at the latest.
 
-use super::metadata;
+use super::metadata::Attributes;
 use super::mode::{BodyMode, Modes};
 use super::processor::Processor;
 use super::reply::{self, Direction};
@@ -71,6 +71,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum Event {
     /// A message of Envoy.
     Message(Box<ProcessingRequest>),
+    /// A message without attributes, and those that the host has read itself.
+    MessageWith(Box<(ProcessingRequest, Attributes)>),
     /// A message of this many bytes was discarded: it exceeds [`Exchange::max_message_bytes`].
     TooLarge(u64),
     /// The upload that [`Exchange::upload`] reports is evicted.
@@ -293,9 +295,13 @@ impl Exchange {
     /// timeout.
     pub fn on(&mut self, event: Event, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match event {
-            Event::Message(message) => {
-                self.last_seen = now;
-                return self.on_message(*message, now, out);
+            Event::Message(mut message) => {
+                let attributes = Attributes::of(std::mem::take(&mut message.attributes));
+                return self.on_message(*message, &attributes, now, out);
+            }
+            Event::MessageWith(message) => {
+                let (message, attributes) = *message;
+                return self.on_message(message, &attributes, now, out);
             }
             Event::TooLarge(bytes) => return self.on_too_large(bytes, now, out),
             Event::UploadEvicted(why) => return self.on_upload_evicted(why, now, out),
@@ -308,7 +314,14 @@ impl Exchange {
         Ok(())
     }
 
-    fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
+    fn on_message(
+        &mut self,
+        m: ProcessingRequest,
+        attributes: &Attributes,
+        now: Timestamp,
+        out: &mut Actions,
+    ) -> Result<(), ProtocolError> {
+        self.last_seen = now;
         if self.modes.is_none() {
             self.modes = Some(m.protocol_config.as_ref().map_or(Modes::DEFAULT, Modes::of));
         }
@@ -321,13 +334,10 @@ impl Exchange {
         }
         let Some(message) = m.request else { return Err(ProtocolError("message without content")) };
         match message {
-            Message::RequestHeaders(h) => {
-                self.connection = metadata::connection(&m.attributes);
-                self.on_request_headers(h, m.metadata_context, &m.attributes, now, out)
-            }
+            Message::RequestHeaders(h) => self.on_request_headers(h, m.metadata_context, attributes, now, out),
             Message::RequestBody(b) => self.on_request_body(b, m.metadata_context, now, out),
             Message::RequestTrailers(_) => self.on_request_trailers(now, out),
-            Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, m.attributes, now, out),
+            Message::ResponseHeaders(h) => self.on_response_headers(h, m.metadata_context, attributes, now, out),
             Message::ResponseBody(b) => self.on_response_body(b, now, out),
             Message::ResponseTrailers(_) => self.on_response_trailers(now, out),
         }

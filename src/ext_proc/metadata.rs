@@ -10,7 +10,6 @@ use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata}
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Namespace of the subset hint.
@@ -18,9 +17,63 @@ pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 /// Key of the subset hint.
 pub const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 /// Name under which Envoy sends its attributes.
-pub const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
-/// Attribute with the id of the client's connection. Envoy sends it with `request_attributes: [connection.id]`.
-const CONNECTION_ID: &str = "connection.id";
+const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
+
+/// What Envoy tells of a stream beside headers and metadata, if its configuration says so.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attributes {
+    /// `connection.id`: the client's connection, unique within one Envoy. Ids that are equal in their first 53 bits share
+    /// the limits of one connection.
+    pub connection: Option<f64>,
+    /// `source.address`: address of the client, `ip:port`.
+    pub client_address: Option<String>,
+    /// `response.code_details`: why the response has its status.
+    pub code_details: Option<String>,
+    /// `upstream.address`: the endpoint that served the request.
+    pub upstream_address: Option<String>,
+    /// `upstream.request_attempt_count`: endpoints that were tried.
+    pub attempts: Option<f64>,
+}
+
+impl Attributes {
+    /// Those of a message.
+    #[must_use]
+    pub fn of(mut told: HashMap<String, Struct>) -> Self {
+        let mut attributes = Self::default();
+        // An empty map costs no hash of the name.
+        let fields = if told.is_empty() { None } else { told.remove(ATTRIBUTES) };
+        for (name, Value { kind }) in fields.into_iter().flat_map(|of| of.fields) {
+            match (&*name, kind) {
+                ("connection.id", Some(Kind::NumberValue(id))) => attributes.connection = Some(id),
+                ("source.address", Some(Kind::StringValue(address))) => attributes.client_address = Some(address),
+                ("response.code_details", Some(Kind::StringValue(details))) => attributes.code_details = Some(details),
+                ("upstream.address", Some(Kind::StringValue(address))) => attributes.upstream_address = Some(address),
+                ("upstream.request_attempt_count", Some(Kind::NumberValue(count))) => attributes.attempts = Some(count),
+                _ => {}
+            }
+        }
+        attributes
+    }
+
+    /// Whether the gateway tried another endpoint before; `None` if it does not say.
+    fn retried(&self) -> Option<bool> {
+        self.attempts.map(|count| count > 1.0)
+    }
+
+    /// The origin of a response. Its headers do not count: a server can set all of them, and echo what a client sent.
+    fn origin(&self) -> Origin {
+        let Some(details) = self.code_details.as_deref() else { return Origin::Server };
+        if details == "via_upstream" {
+            Origin::Server
+        } else if details.contains("connection_failure") || details.contains("connection_timeout") {
+            Origin::Unreachable
+        } else if details.contains("{overflow") || !details.starts_with("upstream_") && details != "response_timeout" {
+            Origin::Gateway
+        } else {
+            Origin::Server
+        }
+    }
+}
 
 /// The subset hint and the number of its invalid entries; `None` if the gateway sends no hint.
 #[must_use]
@@ -48,48 +101,23 @@ pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
         .and_then(text)
 }
 
-/// The endpoint that served the request after all retries; `None` if the gateway does not report it.
-#[must_use]
-pub fn served(metadata: Option<&Metadata>, attributes: &HashMap<String, Struct>) -> Option<SocketAddr> {
-    reported(metadata).or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
-}
-
-/// The address of the client, `ip:port`, where Envoy is configured to send it.
-#[must_use]
-pub fn client_address(attributes: &HashMap<String, Struct>) -> Option<&str> {
-    attribute(attributes, "source.address")
-}
-
-/// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of
-/// them, and echo what a client sent.
-#[must_use]
-pub fn origin(attributes: &HashMap<String, Struct>) -> Origin {
-    let Some(details) = attribute(attributes, "response.code_details") else { return Origin::Server };
-    if details == "via_upstream" {
-        Origin::Server
-    } else if details.contains("connection_failure") || details.contains("connection_timeout") {
-        Origin::Unreachable
-    } else if details.contains("{overflow") || !details.starts_with("upstream_") && details != "response_timeout" {
-        Origin::Gateway
-    } else {
-        Origin::Server
-    }
-}
-
 /// The head of a response, from its headers and the gateway's metadata and attributes. `shows_body`: the gateway will
 /// send the body.
 #[must_use]
 pub fn response_head<'a>(
     headers: Option<&HeaderMap>,
     metadata: Option<&'a Metadata>,
-    attributes: &HashMap<String, Struct>,
+    attributes: &Attributes,
     shows_body: bool,
 ) -> ResponseHead<'a> {
+    let reported = reported(metadata);
+    let served = reported.or(attributes.upstream_address.as_deref());
     let mut head = ResponseHead {
-        origin: origin(attributes),
-        served: served(metadata, attributes),
-        reported: reported(metadata),
-        retried: retried(attributes),
+        origin: attributes.origin(),
+        // After all retries.
+        served: served.and_then(|address| address.parse().ok()),
+        reported,
+        retried: attributes.retried(),
         shows_body,
         ..ResponseHead::default()
     };
@@ -124,26 +152,6 @@ pub fn request_headers(map: Option<HeaderMap>) -> Vec<Header> {
 /// The bytes of a header. Envoy fills `raw_value`; other gateways may fill `value`.
 fn value(header: &HeaderValue) -> &[u8] {
     if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
-}
-
-/// Whether the gateway tried another endpoint before; `None` if the gateway does not send
-/// `upstream.request_attempt_count`.
-#[must_use]
-pub fn retried(attributes: &HashMap<String, Struct>) -> Option<bool> {
-    match attributes.get(ATTRIBUTES)?.fields.get("upstream.request_attempt_count")?.kind.as_ref()? {
-        Kind::NumberValue(count) => Some(*count > 1.0),
-        _ => None,
-    }
-}
-
-/// The id of the client's connection, unique within one Envoy; `None` if Envoy does not send it.
-#[must_use]
-pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
-    match attributes.get(ATTRIBUTES)?.fields.get(CONNECTION_ID)?.kind.as_ref()? {
-        // Ids that are equal in their first 53 bits share the limits of one connection.
-        Kind::NumberValue(number) => Some(number.to_bits()),
-        _ => None,
-    }
 }
 
 /// The destination as dynamic metadata under each of `keys` (namespace and key), with the same value as the header, and
@@ -198,10 +206,6 @@ pub fn claim(metadata: Option<&Metadata>, namespace: &str, path: &[String]) -> O
         Value { kind: Some(Kind::NumberValue(number)) } => Some(number.to_string()),
         _ => None,
     }
-}
-
-fn attribute<'a>(attributes: &'a HashMap<String, Struct>, name: &str) -> Option<&'a str> {
-    text(attributes.get(ATTRIBUTES)?.fields.get(name)?)
 }
 
 fn text(value: &Value) -> Option<&str> {
@@ -266,7 +270,7 @@ mod tests {
         let of = |details: &str| {
             let value = Value { kind: Some(Kind::StringValue(details.to_owned())) };
             let fields = HashMap::from([("response.code_details".to_owned(), value)]);
-            origin(&HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })]))
+            Attributes::of(HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })])).origin()
         };
         for (details, origin) in [
             ("via_upstream", Origin::Server),
@@ -288,6 +292,6 @@ mod tests {
         ] {
             assert_eq!(of(details), origin, "{details}");
         }
-        assert_eq!(origin(&HashMap::new()), Origin::Server, "where the gateway sends no details");
+        assert_eq!(Attributes::default().origin(), Origin::Server, "where the gateway sends no details");
     }
 }

@@ -1,7 +1,7 @@
 //! The response side of the exchange: replies to each message of Envoy at once, and observes the response.
 
 use super::{Actions, Exchange, ProtocolError, ResponseSide};
-use crate::metadata;
+use crate::metadata::{self, Attributes};
 use crate::mode::BodyMode;
 use crate::reply::{self, Direction};
 use attache_picker::InFlight;
@@ -16,7 +16,6 @@ use attache_types::limits::MAX_RESPONSE_HEADERS;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, HttpHeaders, ProcessingResponse};
 use envoy_types::pb::google::protobuf::Struct;
-use std::collections::HashMap;
 
 impl Exchange {
     /// The request is decided: begins to observe its response.
@@ -46,7 +45,7 @@ impl Exchange {
         &mut self,
         message: HttpHeaders,
         metadata: Option<Metadata>,
-        attributes: HashMap<String, Struct>,
+        attributes: &Attributes,
         now: Timestamp,
         out: &mut Actions,
     ) -> Result<(), ProtocolError> {
@@ -58,7 +57,7 @@ impl Exchange {
         let mut mutation = HeaderMutation::default();
         if let Some(in_flight) = &mut self.in_flight {
             let shows_body = mode != BodyMode::None;
-            let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), &attributes, shows_body);
+            let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), attributes, shows_body);
             mutation = reply::mutation(in_flight.headers(&head, now, &self.processor.picker));
             // Headers that Attaché adds only inform. One too many would make Envoy replace the response by 500.
             let received = message.headers.as_ref().map_or(0, |map| map.headers.len());

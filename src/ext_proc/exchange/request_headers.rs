@@ -1,8 +1,9 @@
 //! The request headers of an exchange: client, tenant, API, limits, and whether they are enough to decide.
 
 use super::{Actions, Exchange, ProtocolError, RequestSide};
+use crate::metadata::{self, Attributes};
 use crate::mode::BodyMode;
-use crate::{metadata, reply};
+use crate::reply;
 use attache_picker::body::too_large;
 use attache_picker::event::Limit;
 use attache_picker::head::Head;
@@ -13,16 +14,14 @@ use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpHeaders};
-use envoy_types::pb::google::protobuf::Struct;
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 impl Exchange {
     pub(super) fn on_request_headers(
         &mut self,
         message: HttpHeaders,
         metadata: Option<Metadata>,
-        attributes: &HashMap<String, Struct>,
+        attributes: &Attributes,
         now: Timestamp,
         out: &mut Actions,
     ) -> Result<(), ProtocolError> {
@@ -30,12 +29,13 @@ impl Exchange {
             return Err(ProtocolError("request headers twice"));
         }
         self.request = RequestSide::Collecting;
+        self.connection = attributes.connection.map(f64::to_bits);
         self.take_subset(metadata.as_ref());
         self.head = Head::read(metadata::request_headers(message.headers));
         let claim = |namespace: &str, path: &[String]| metadata::claim(metadata.as_ref(), namespace, path);
         let tenant = Tenant::of(self.config.settings.tenant.as_ref(), &self.head, claim);
         self.head.belongs_to(tenant);
-        self.head.identify_client(metadata::client_address(attributes));
+        self.head.identify_client(attributes.client_address.as_deref());
         let (api, id) = Api::from_path(self.head.path());
         self.response_id = id.map(Cow::into_owned);
         self.api = api;

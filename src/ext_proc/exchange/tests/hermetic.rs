@@ -310,7 +310,7 @@ fn hermetic_20_and_21_the_last_message_tells_what_the_answer_cost() {
         for (at, chunk) in chunks.iter().enumerate() {
             let last = at + 1 == chunks.len();
             let got = send(&mut exchange, request(Message::ResponseBody(body(chunk.as_bytes(), last))));
-            let expected = last.then(|| metadata::number("envoy.lb", "x-gateway-inference-request-cost", 10.0));
+            let expected = last.then(|| crate::metadata::number("envoy.lb", "x-gateway-inference-request-cost", 10.0));
             assert_eq!(got[0].dynamic_metadata, expected, "{content_type} {at}");
         }
     }
