@@ -139,7 +139,7 @@ pub struct PoolSettings {
     pub name: Arc<str>,
     /// Conditions of requests for this pool.
     pub matches: PoolMatch,
-    /// What the pool does or does not do.
+    /// Settings that are on or off.
     pub switches: PoolSwitches,
     /// Model of requests that name none.
     pub default_model: Option<String>,

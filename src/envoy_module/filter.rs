@@ -8,7 +8,7 @@
 //! if a callback is used wrongly; it then lets the stream pass.
 
 use crate::callbacks::{Answer, Callbacks, Chunk, Headers};
-use crate::messages::{self, MetadataKey, Told};
+use crate::messages::{self, AttributedMessage, MetadataKey};
 use crate::pickers::Picker;
 use crate::replies::{self, Moment};
 use crate::settings::FilterSettings;
@@ -283,7 +283,7 @@ impl Filter {
     }
 
     /// Handles a message and whatever else is ready, and applies the replies.
-    fn handle(&self, envoy: &dyn Callbacks, message: Option<Told>, moment: Moment) -> Flow {
+    fn handle(&self, envoy: &dyn Callbacks, message: Option<AttributedMessage>, moment: Moment) -> Flow {
         let (answer, flow) = {
             let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
             let answer = state.advance(envoy, message, moment, self.config.fail_open);
@@ -307,7 +307,7 @@ impl State {
     fn advance(
         &mut self,
         envoy: &dyn Callbacks,
-        message: Option<Told>,
+        message: Option<AttributedMessage>,
         moment: Moment,
         fail_open: bool,
     ) -> Option<Answer> {
@@ -344,7 +344,7 @@ impl Drop for Filter {
 }
 
 impl Stream {
-    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<Told>) -> Result<(), Failure> {
+    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<AttributedMessage>) -> Result<(), Failure> {
         let _runtime = self.runtime.enter();
         let has_all = message.is_some() && self.announced.is_some_and(|length| length <= self.arrived);
         if let Some(message) = message {

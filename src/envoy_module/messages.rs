@@ -16,11 +16,11 @@ pub type MetadataKey = (String, String);
 /// The served endpoint, which the policy `override_host` reports there.
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 
-/// A message, and the attributes of its stream.
-pub type Told = (ProcessingRequest, Attributes);
+/// A message without attributes, and the attributes that the filter has read.
+pub type AttributedMessage = (ProcessingRequest, Attributes);
 
 /// The message with the request headers, and the metadata under `claim`, which has the tenant.
-pub fn request_headers(envoy: &dyn Callbacks, end_of_stream: bool, claim: Option<&MetadataKey>) -> Told {
+pub fn request_headers(envoy: &dyn Callbacks, end_of_stream: bool, claim: Option<&MetadataKey>) -> AttributedMessage {
     let headers = Request::RequestHeaders(http_headers(envoy, Headers::Request, end_of_stream));
     let attributes = Attributes {
         connection: envoy.number(Attribute::ConnectionId).map(number),
@@ -33,7 +33,7 @@ pub fn request_headers(envoy: &dyn Callbacks, end_of_stream: bool, claim: Option
 }
 
 /// The message with the response headers.
-pub fn response_headers(envoy: &dyn Callbacks, end_of_stream: bool) -> Told {
+pub fn response_headers(envoy: &dyn Callbacks, end_of_stream: bool) -> AttributedMessage {
     let headers = Request::ResponseHeaders(http_headers(envoy, Headers::Response, end_of_stream));
     let attributes = Attributes {
         code_details: envoy.text(Attribute::ResponseCodeDetails),
@@ -47,30 +47,30 @@ pub fn response_headers(envoy: &dyn Callbacks, end_of_stream: bool) -> Told {
 
 /// A message with a chunk of the request body.
 #[must_use]
-pub fn request_body(body: Vec<u8>, end_of_stream: bool) -> Told {
-    alone(Request::RequestBody(HttpBody { body, end_of_stream, ..HttpBody::default() }))
+pub fn request_body(body: Vec<u8>, end_of_stream: bool) -> AttributedMessage {
+    without_attributes(Request::RequestBody(HttpBody { body, end_of_stream, ..HttpBody::default() }))
 }
 
 /// A message with a chunk of the response body.
 #[must_use]
-pub fn response_body(body: Vec<u8>, end_of_stream: bool) -> Told {
-    alone(Request::ResponseBody(HttpBody { body, end_of_stream, ..HttpBody::default() }))
+pub fn response_body(body: Vec<u8>, end_of_stream: bool) -> AttributedMessage {
+    without_attributes(Request::ResponseBody(HttpBody { body, end_of_stream, ..HttpBody::default() }))
 }
 
 /// The message that trailers follow the request body. Attaché does not read them.
 #[must_use]
-pub fn request_trailers() -> Told {
-    alone(Request::RequestTrailers(HttpTrailers::default()))
+pub fn request_trailers() -> AttributedMessage {
+    without_attributes(Request::RequestTrailers(HttpTrailers::default()))
 }
 
 /// The message that trailers follow the response body.
 #[must_use]
-pub fn response_trailers() -> Told {
-    alone(Request::ResponseTrailers(HttpTrailers::default()))
+pub fn response_trailers() -> AttributedMessage {
+    without_attributes(Request::ResponseTrailers(HttpTrailers::default()))
 }
 
-/// A message without attributes.
-fn alone(request: Request) -> Told {
+/// A message of a hook in which Attaché reads no attribute.
+fn without_attributes(request: Request) -> AttributedMessage {
     (message(request), Attributes::default())
 }
 

@@ -71,7 +71,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum Event {
     /// A message of Envoy.
     Message(Box<ProcessingRequest>),
-    /// A message without attributes, and those that the host has read itself.
+    /// A message whose attributes are not in it: the host has read them, and gives them beside it.
     MessageWith(Box<(ProcessingRequest, Attributes)>),
     /// A message of this many bytes was discarded: it exceeds [`Exchange::max_message_bytes`].
     TooLarge(u64),
@@ -296,7 +296,7 @@ impl Exchange {
     pub fn on(&mut self, event: Event, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match event {
             Event::Message(mut message) => {
-                let attributes = Attributes::of(std::mem::take(&mut message.attributes));
+                let attributes = Attributes::take(&mut message.attributes);
                 return self.on_message(*message, &attributes, now, out);
             }
             Event::MessageWith(message) => {

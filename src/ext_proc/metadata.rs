@@ -19,7 +19,7 @@ pub const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 /// Name under which Envoy sends its attributes.
 const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
 
-/// What Envoy tells of a stream beside headers and metadata, if its configuration says so.
+/// The attributes of a stream that Attaché reads. Envoy sends those that its configuration names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attributes {
     /// `connection.id`: the client's connection, unique within one Envoy. Ids that are equal in their first 53 bits share
@@ -36,13 +36,14 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// Those of a message.
+    /// Takes the attributes out of those of a message. Most messages have none.
     #[must_use]
-    pub fn of(mut told: HashMap<String, Struct>) -> Self {
+    pub fn take(sent: &mut HashMap<String, Struct>) -> Self {
         let mut attributes = Self::default();
-        // An empty map costs no hash of the name.
-        let fields = if told.is_empty() { None } else { told.remove(ATTRIBUTES) };
-        for (name, Value { kind }) in fields.into_iter().flat_map(|of| of.fields) {
+        if sent.is_empty() {
+            return attributes;
+        }
+        for (name, Value { kind }) in sent.remove(ATTRIBUTES).into_iter().flat_map(|of| of.fields) {
             match (&*name, kind) {
                 ("connection.id", Some(Kind::NumberValue(id))) => attributes.connection = Some(id),
                 ("source.address", Some(Kind::StringValue(address))) => attributes.client_address = Some(address),
@@ -270,7 +271,7 @@ mod tests {
         let of = |details: &str| {
             let value = Value { kind: Some(Kind::StringValue(details.to_owned())) };
             let fields = HashMap::from([("response.code_details".to_owned(), value)]);
-            Attributes::of(HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })])).origin()
+            Attributes::take(&mut HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })])).origin()
         };
         for (details, origin) in [
             ("via_upstream", Origin::Server),

@@ -6,8 +6,8 @@
 //! the order in which they took effect; times are nanoseconds since an origin of the process.
 //!
 //! It contains no text of a prompt or response: prompts are recorded as block keys (seeded hashes) and lengths, tenants,
-//! agents and credentials as hashes. Model names, endpoints, settings, request ids and the values of other headers that the
-//! routing algorithm has read are recorded unchanged.
+//! agents and credentials as hashes. Model names, endpoints, settings, request ids and the values of other headers that
+//! the routing algorithm has read are recorded unchanged.
 
 use super::kv::KvChange;
 use attache_pool::health::{ClientSlot, HealthOutcome};

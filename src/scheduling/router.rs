@@ -152,7 +152,7 @@ impl DestinationNames {
     }
 }
 
-/// What a pool does or does not do, under the keys of the file.
+/// Settings of a pool that are on or off. In JSON: the keys of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSwitches {
@@ -179,7 +179,7 @@ pub struct Pool {
     pub rules: Arc<RuleStore>,
     /// Models that the servers report, if Attaché queries them.
     pub models: Arc<ModelStore>,
-    /// What the pool does or does not do.
+    /// Settings that are on or off.
     pub switches: PoolSwitches,
     /// Age at which metrics become stale.
     pub stale_after: Duration,

@@ -14,7 +14,7 @@ use crate::{PromptPart, Request};
 use attache_types::clock::Timestamp;
 use attache_types::program::TurnCause;
 use smallvec::{SmallVec, smallvec};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 /// One request of a session, as recorded.
@@ -153,6 +153,54 @@ pub(crate) struct Entry {
     pub(crate) took: Duration,
     /// The pause before the request, if the trace has it.
     pub(crate) pause: Option<Duration>,
+}
+
+/// A session while its requests are read.
+#[derive(Debug, Default)]
+pub(crate) struct OpenSession {
+    /// Its first request, from the start of the trace.
+    at: Timestamp,
+    entries: Vec<Entry>,
+    /// Numbers of the sub-agents, by their ids.
+    agents: HashMap<u64, u32>,
+}
+
+impl OpenSession {
+    /// Whether it has no request yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The number of a sub-agent of an earlier request.
+    pub(crate) fn known(&self, id: u64) -> Option<u32> {
+        self.agents.get(&id).copied()
+    }
+
+    /// The number of an agent. The main agent has no id.
+    pub(crate) fn number(&mut self, id: Option<u64>) -> u32 {
+        let next = u32::try_from(self.agents.len()).unwrap_or(u32::MAX).saturating_add(1);
+        id.map_or(0, |id| *self.agents.entry(id).or_insert(next))
+    }
+
+    /// The end of the last response to an agent, from the start of the trace.
+    pub(crate) fn last_end(&self, agent: u32) -> Option<Timestamp> {
+        let last = self.entries.iter().rev().find(|entry| entry.agent == agent)?;
+        Some(self.at.after(last.request.at.since(Timestamp(0)) + last.took))
+    }
+
+    /// Adds a request, whose `at` still counts from the start of the trace.
+    pub(crate) fn push(&mut self, mut entry: Entry) {
+        if self.is_empty() {
+            self.at = entry.request.at;
+        }
+        entry.request.at = Timestamp(0).after(entry.request.at.since(self.at));
+        self.entries.push(entry);
+    }
+
+    /// The session, without further requests.
+    pub(crate) fn close(self) -> Session {
+        Session::new(Some(self.at), link(self.entries))
+    }
 }
 
 /// Finds what each request of a session waited for.

@@ -154,6 +154,8 @@ fn invalid_arguments_exit_64_with_a_hint() {
         (&["run", "--log-format", "yaml"], "json"),
         (&["run", "--config-file", "a", "--config-text", "b"], "cannot be used with"),
         (&["run", "--pool-name", "vllm", "--endpoint-selector=app=vllm"], "cannot be used with"),
+        (&["check", "a.yaml", "--inside", "--admin", "http://127.0.0.1:1"], "cannot be used with"),
+        (&["explain", "r.json", "--config-file", "a.yaml", "--strategy", "random"], "cannot be used with"),
         (&["run", "--engine", "vlm", "--pool-name", "vllm"], "trtllm-serve"),
         (&["check"], "<FILE>"),
         (&[], "Usage"),

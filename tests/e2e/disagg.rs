@@ -217,7 +217,7 @@ async fn failing_prefill_workers_cost_no_request() {
         ),
         ("both hang", &both, json!({"prefill": {"hang": true}}), &["local; reason=prefill_late", absent]),
         // Blocks without transfer parameters can't be fetched, so this case is the last.
-        ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), &[split]),
+        ("one sends no transfer parameters", &one, json!({"prefill": {"no_params": true}}), &[split]),
     ] {
         stack.assert_nothing_stays().await;
         stack.faults(servers, faults).await;

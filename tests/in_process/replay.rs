@@ -1238,7 +1238,7 @@ fn flags_that_do_not_apply_to_the_mode_are_rejected() {
         &["--change", "1s lose 0"],
         &["--metrics-every", "1s"],
     ];
-    let virtual_only: &[&[&str]] = &[
+    let of_gateways: &[&[&str]] = &[
         &["--requests-out", "out.jsonl"],
         &["--api", "completions"],
         &["--max-in-flight", "3"],
@@ -1248,11 +1248,11 @@ fn flags_that_do_not_apply_to_the_mode_are_rejected() {
         &["--tenant-header", "a"],
         &["--objective", "1=a"],
     ];
-    let without_fit: &[&[&str]] = &[&["--profile-out", "p.yaml"], &["--think", "2s"]];
+    let of_other_modes: &[&[&str]] = &[&["--profile-out", "p.yaml"], &["--think", "2s"]];
     let modes: [(&[&str], _); 6] = [
-        (&["--workload", "unique", "--config-file", "a.yaml"], virtual_only),
-        (&["--workload", "unique", "--profile", "8b-h100"], virtual_only),
-        (&["--workload", "unique", "--poisson", "1"], without_fit),
+        (&["--workload", "unique", "--config-file", "a.yaml"], of_gateways),
+        (&["--workload", "unique", "--profile", "8b-h100"], of_gateways),
+        (&["--workload", "unique", "--poisson", "1"], of_other_modes),
         (&["--from-record", "r.jsonl"], recorded),
         (&["--fit-profile", "r.jsonl", "--profile-out", "p.yaml"], recorded),
         (&["--workload", "unique", "--target", "http://127.0.0.1:9"], live),

@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 const GATEWAY: &str = "gateway";
 
 /// Flags of the live mode.
-// Clap ignores that a flag needs another one, if a flag excludes the other one. So what excludes `--target` must exclude
-// all flags that need it.
+// Clap drops `requires = "target"` if a given flag conflicts with `--target`. So each flag here conflicts with those flags
+// itself.
 #[derive(Args, Debug)]
 #[group(multiple = true, conflicts_with_all = NOT_LIVE)]
 pub(super) struct LiveArgs {

@@ -38,7 +38,7 @@
 use super::fields::{shown, time, tokens, whole, wrong};
 use super::rows::Rows;
 use super::{MAX_TOKENS, RowParser};
-use crate::sessions::{Entry, Session, SessionTrace, link};
+use crate::sessions::{Entry, OpenSession, SessionTrace};
 use crate::{Headers, PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
@@ -137,44 +137,28 @@ impl RowParser for Native {
     }
 }
 
-/// A session so far.
-#[derive(Default)]
-struct OpenSession {
-    at: Timestamp,
-    entries: Vec<Entry>,
-    /// Numbers of the agents, by their ids; the main agent has none.
-    agents: HashMap<u64, u32>,
-}
-
-impl OpenSession {
-    /// Adds a row, whose `request` came `at` after the start of the trace.
-    fn add(&mut self, row: &NativeRow<'_>, mut request: Request) -> Result<(), String> {
-        if self.entries.is_empty() {
-            self.at = request.at;
-        }
-        request.at = Timestamp(0).after(request.at.since(self.at));
-        let agent = row.agent.map(|got| id("agent", got)).transpose()?;
-        let parent = row.parent.map(|got| id("parent", got)).transpose()?;
-        let parent = match parent {
-            None => 0,
-            Some(parent) => *self.agents.get(&parent).ok_or_else(|| {
-                wrong("parent", row.parent.map(RawValue::get), "an agent of an earlier row of the session")
-            })?,
-        };
-        let next = u32::try_from(self.agents.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let agent = agent.map_or(0, |agent| *self.agents.entry(agent).or_insert(next));
-        let pause = match row.pause {
-            None if self.entries.is_empty() => Duration::ZERO,
-            got => time("pause", got.map(RawValue::get), "seconds", 0)?.since(Timestamp(0)),
-        };
-        let cause = match row.cause.map(RawValue::get) {
-            Some("\"tool\"") => TurnCause::Tool,
-            Some("\"person\"") | None => TurnCause::Person,
-            got => return Err(wrong("cause", got, "\"tool\" or \"person\"")),
-        };
-        self.entries.push(Entry { request, agent, parent, cause, took: Duration::ZERO, pause: Some(pause) });
-        Ok(())
-    }
+/// Adds a row to its session.
+fn add(session: &mut OpenSession, row: &NativeRow<'_>, request: Request) -> Result<(), String> {
+    let agent = row.agent.map(|got| id("agent", got)).transpose()?;
+    let parent = row.parent.map(|got| id("parent", got)).transpose()?;
+    let parent = match parent {
+        None => 0,
+        Some(parent) => session.known(parent).ok_or_else(|| {
+            wrong("parent", row.parent.map(RawValue::get), "an agent of an earlier row of the session")
+        })?,
+    };
+    let agent = session.number(agent);
+    let pause = match row.pause {
+        None if session.is_empty() => Duration::ZERO,
+        got => time("pause", got.map(RawValue::get), "seconds", 0)?.since(Timestamp(0)),
+    };
+    let cause = match row.cause.map(RawValue::get) {
+        Some("\"tool\"") => TurnCause::Tool,
+        Some("\"person\"") | None => TurnCause::Person,
+        got => return Err(wrong("cause", got, "\"tool\" or \"person\"")),
+    };
+    session.push(Entry { request, agent, parent, cause, took: Duration::ZERO, pause: Some(pause) });
+    Ok(())
 }
 
 /// Reads a trace of sessions, behind its first row.
@@ -200,14 +184,13 @@ pub(super) fn sessions(mut rows: Rows) -> Result<SessionTrace, TraceError> {
             sessions.push(OpenSession::default());
         }
         if let Some(session) = sessions.get_mut(place) {
-            session.add(&row, request).map_err(wrong)?;
+            add(session, &row, request).map_err(wrong)?;
         }
     }
     if sessions.is_empty() {
         return Err(TraceError::Format("the trace has no requests".to_owned()));
     }
-    let session = |OpenSession { at, entries, .. }| Session::new(Some(at), link(entries));
-    Ok(SessionTrace { sessions: sessions.into_iter().map(session).collect(), id_header: None })
+    Ok(SessionTrace { sessions: sessions.into_iter().map(OpenSession::close).collect(), id_header: None })
 }
 
 fn prompt(parts: Option<&str>) -> Result<Vec<PromptPart>, String> {

@@ -14,7 +14,7 @@ use super::MAX_TOKENS;
 use super::agents::{AGENT_HEADER, PARENT_HEADER, SESSION_HEADER};
 use super::rows::Rows;
 use crate::names::{TextKind, name, name_of_block};
-use crate::sessions::{Entry, Session, SessionTrace, link};
+use crate::sessions::{Entry, OpenSession, SessionTrace};
 use crate::{Headers, PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use attache_record::headers::CREDENTIALS;
@@ -176,48 +176,29 @@ pub(super) fn names_agents(mut rows: Rows) -> Result<bool, TraceError> {
     Ok(false)
 }
 
-/// A program so far.
-#[derive(Default)]
-struct OpenSession {
-    at: Timestamp,
-    entries: Vec<Entry>,
-    /// Numbers of the sub-agents, by their ids, and the end of the last response to each agent. The main agent is first.
-    agents: HashMap<Arc<str>, u32>,
-    ends: Vec<Timestamp>,
+/// Adds a request to its session.
+fn add(session: &mut OpenSession, next: PendingRequest) {
+    let PendingRequest { mut request, agent, waited, took, .. } = next;
+    // The client did not wait for the queue before it sent the request.
+    request.at = Timestamp(0).after(request.at.since(Timestamp(0).after(waited)));
+    let took = waited + took;
+    let (mut number, mut parent) = (0, 0);
+    if let Some(agent) = &agent {
+        let of = |id: &Option<Arc<str>>| id.as_deref().map(id_of);
+        (parent, number) = (session.number(of(&agent.parent)), session.number(of(&agent.chain)));
+        request.session = Some(id_of(&agent.program));
+        request.headers.retain(|(name, _)| ![SESSION_HEADER, AGENT_HEADER, PARENT_HEADER].contains(&&**name));
+        let ids = [(AGENT_HEADER, &agent.chain), (PARENT_HEADER, &agent.parent)].into_iter();
+        request.headers.extend(ids.filter_map(|(name, id)| Some((name.into(), id.clone()?))));
+    }
+    let pause = session.last_end(number).map_or(Duration::ZERO, |end| request.at.since(end));
+    let cause = if pause <= LONGEST_TOOL { TurnCause::Tool } else { TurnCause::Person };
+    session.push(Entry { request, agent: number, parent, cause, took, pause: None });
 }
 
-impl OpenSession {
-    fn number(&mut self, id: Option<&Arc<str>>) -> u32 {
-        let next = u32::try_from(self.agents.len()).unwrap_or(u32::MAX).saturating_add(1);
-        id.map_or(0, |id| *self.agents.entry(id.clone()).or_insert(next))
-    }
-
-    fn add(&mut self, next: PendingRequest) {
-        let PendingRequest { mut request, agent, waited, took, .. } = next;
-        // The client did not wait for the queue before it sent the request.
-        let (arrived, took) = (Timestamp(0).after(request.at.since(Timestamp(0).after(waited))), waited + took);
-        if self.entries.is_empty() {
-            self.at = arrived;
-        }
-        request.at = Timestamp(0).after(arrived.since(self.at));
-        let (mut number, mut parent) = (0, 0);
-        if let Some(agent) = &agent {
-            (parent, number) = (self.number(agent.parent.as_ref()), self.number(agent.chain.as_ref()));
-            request.session = Some(xxh3_64(agent.program.as_bytes()));
-            request.headers.retain(|(name, _)| ![SESSION_HEADER, AGENT_HEADER, PARENT_HEADER].contains(&&**name));
-            let ids = [(AGENT_HEADER, &agent.chain), (PARENT_HEADER, &agent.parent)].into_iter();
-            request.headers.extend(ids.filter_map(|(name, id)| Some((name.into(), id.clone()?))));
-        }
-        let place = number as usize;
-        self.ends.resize(self.ends.len().max(place + 1), Timestamp(0));
-        let before = self.ends.get(place).copied().unwrap_or_default();
-        let is_tool = request.at.since(before) <= LONGEST_TOOL;
-        let cause = if is_tool { TurnCause::Tool } else { TurnCause::Person };
-        if let Some(end) = self.ends.get_mut(place) {
-            *end = request.at.after(took);
-        }
-        self.entries.push(Entry { request, agent: number, parent, cause, took, pause: None });
-    }
+/// The number that a recorded id stands for.
+fn id_of(id: &str) -> u64 {
+    xxh3_64(id.as_bytes())
 }
 
 /// The sessions in the rest of `rows`, whose first was the header.
@@ -227,19 +208,19 @@ impl OpenSession {
 pub(super) fn sessions(rows: Rows) -> Result<SessionTrace, TraceError> {
     let mut recording = Recording::new(rows);
     let mut sessions: Vec<OpenSession> = Vec::new();
-    let mut places: HashMap<Arc<str>, usize> = HashMap::new();
+    let mut places: HashMap<u64, usize> = HashMap::new();
     while let Some(next) = recording.next_request()? {
         let end = sessions.len();
-        let place = next.agent.as_ref().map_or(end, |agent| *places.entry(agent.program.clone()).or_insert(end));
+        let place = next.agent.as_ref().map_or(end, |agent| *places.entry(id_of(&agent.program)).or_insert(end));
         if place == end {
             sessions.push(OpenSession::default());
         }
         if let Some(session) = sessions.get_mut(place) {
-            session.add(next);
+            add(session, next);
         }
     }
-    let session = |OpenSession { at, entries, .. }| Session::new(Some(at), link(entries));
-    Ok(SessionTrace { sessions: sessions.into_iter().map(session).collect(), id_header: Some(SESSION_HEADER) })
+    let sessions = sessions.into_iter().map(OpenSession::close).collect();
+    Ok(SessionTrace { sessions, id_header: Some(SESSION_HEADER) })
 }
 
 #[cfg(test)]
