@@ -414,8 +414,9 @@ impl Own {
         // A full state without requests has one part, too.
         filled.push(requests);
         let (at_batch, parts) = (self.last_batch, u32::try_from(filled.len()).unwrap_or(u32::MAX));
+        let first_kept = self.kept.front().map_or(at_batch + 1, |(number, _)| *number);
         for (part, requests) in (0..parts).zip(filled) {
-            self.publish(Some(to), Body::Column(v1::Column { at_batch, part, parts, requests }));
+            self.publish(Some(to), Body::Column(v1::Column { at_batch, part, parts, requests, first_kept }));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::wire::{HEARTBEAT_EVERY, digest};
 use ahash::{AHashMap, AHashSet};
 use attache_prefix::index::TenantId;
 use attache_types::clock::Timestamp;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use v1::event::Kind;
 
@@ -58,6 +58,15 @@ struct Arriving {
     bytes: usize,
 }
 
+/// What is known of a prompt whose keys are needed. The answer may be of an earlier moment than this.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    /// Its keys are at least this many.
+    blocks: usize,
+    /// The endpoint that has computed it; 0 if only the answer names it.
+    endpoint: u64,
+}
+
 /// The state of one peer.
 #[derive(Debug)]
 pub(crate) struct PeerState {
@@ -78,23 +87,26 @@ pub(crate) struct PeerState {
     digest: u64,
     /// The endpoints that it has ejected.
     ejected: AHashSet<u64>,
-    /// Its full state is needed, because too much was missed to ask for batches.
+    /// Its full state is needed, because the requests in flight differ, or because too much was missed.
     needs_state: bool,
+    /// The full state that was applied last is that after this batch.
+    replaced_to: u64,
     arriving: Arriving,
     /// Its counts of pressure are needed, because some of them did not arrive in time.
     needs_pressure: bool,
     /// Its last heartbeat named other policies than this picker has, and they have not been requested since.
     needs_policies: bool,
-    /// Events of requests that are not booked here yet, in the order of their arrival.
-    early: AHashMap<u64, Vec<Kind>>,
+    /// Events of requests that are not booked here yet, in the order of their arrival, and the batch of each.
+    early: AHashMap<u64, Vec<(Kind, u64)>>,
     early_count: usize,
     early_bytes: usize,
     gap_since: Option<Timestamp>,
     asked_at: Option<Timestamp>,
     /// When a request of the peer was answered.
     answered_at: Option<Timestamp>,
-    /// Bookings whose blocks refer to an unknown path, until their keys arrive.
-    unknown_paths: BTreeSet<u64>,
+    /// Requests whose keys are needed, because their blocks refer to an unknown path or because their booking was
+    /// missed.
+    unknown_paths: BTreeMap<u64, Wanted>,
 }
 
 impl PeerState {
@@ -112,6 +124,7 @@ impl PeerState {
             digest: 0,
             ejected: AHashSet::new(),
             needs_state: false,
+            replaced_to: 0,
             arriving: Arriving::default(),
             needs_pressure: false,
             needs_policies: false,
@@ -121,24 +134,38 @@ impl PeerState {
             gap_since: None,
             asked_at: None,
             answered_at: None,
-            unknown_paths: BTreeSet::new(),
+            unknown_paths: BTreeMap::new(),
         }
     }
 
     /// Drops the requests in flight of a picker that is silent. False if it has none.
     pub(crate) fn silence(&mut self) -> bool {
         let had = !self.requests.is_empty();
-        self.requests.clear();
-        (self.blocks, self.digest) = (0, 0);
+        self.drop_requests(|_, _| false);
         self.arriving = Arriving::default();
         self.give_up_early();
         had
     }
 
+    /// Drops the requests in flight that do not stay. Nobody knows what has become of them.
+    fn drop_requests(&mut self, stays: impl Fn(u64, &RemoteRequest) -> bool) {
+        self.requests.retain(|request, remote| {
+            if stays(*request, remote) {
+                return true;
+            }
+            self.digest ^= digest(*request, remote.endpoint, remote.begun);
+            self.blocks -= remote.blocks;
+            if remote.awaits.is_some() {
+                self.unknown_paths.remove(request);
+            }
+            false
+        });
+    }
+
     /// Gives up the bookings of all early events.
     fn give_up_early(&mut self) {
         (self.early_count, self.early_bytes) = (0, 0);
-        std::mem::take(&mut self.early).into_values().flatten().for_each(|kind| self.missed(&kind));
+        std::mem::take(&mut self.early).into_values().flatten().for_each(|(kind, _)| self.missed(&kind));
     }
 
     /// Whether a request of the peer is answered now.
@@ -184,10 +211,16 @@ impl PeerState {
         } else if !batch.events.iter().any(|event| matches!(event.kind, Some(Kind::Placed(_) | Kind::Policy(_)))) {
             self.needs_pressure = false;
         }
+        let is_in_state = batch.number > 0 && batch.number <= self.replaced_to;
         let mut frees = false;
         for kind in batch.events.into_iter().filter_map(|event| event.kind) {
             frees |= matches!(kind, Kind::FirstByte(_) | Kind::Ended(_) | Kind::Dispatched(_) | Kind::Moved(_));
-            self.event(kind, batch.number, cx);
+            match kind {
+                Kind::Booked(_) | Kind::Moved(_) | Kind::Dispatched(_) | Kind::FirstByte(_) if is_in_state => {}
+                // The full state does not name a request that has ended.
+                Kind::Ended(_) if is_in_state => self.missed(&kind),
+                _ => self.event(kind, batch.number, cx),
+            }
         }
         self.settle(cx.now);
         if frees {
@@ -206,16 +239,16 @@ impl PeerState {
     /// Handles an event of a request whose booking is not known and will not arrive.
     fn missed(&mut self, kind: &Kind) {
         // Its endpoint has computed the prompt, which is requested.
-        if let Kind::Ended(v1::Ended { request, good: Some(true), .. }) = kind {
-            self.want_path(*request);
+        if let Kind::Ended(v1::Ended { request, good: Some(true), moved_to, .. }) = kind {
+            self.want_path(*request, Wanted { blocks: 0, endpoint: *moved_to });
         }
     }
 
-    fn want_path(&mut self, request: u64) {
+    fn want_path(&mut self, request: u64, wanted: Wanted) {
         if self.unknown_paths.len() == MAX_UNKNOWN_PATHS {
             self.unknown_paths.pop_first();
         }
-        self.unknown_paths.insert(request);
+        self.unknown_paths.insert(request, wanted);
     }
 
     fn event(&mut self, kind: Kind, batch: u64, cx: &mut ApplyContext<'_>) {
@@ -241,28 +274,37 @@ impl PeerState {
             | Kind::FirstByte(v1::FirstByte { request, .. }) => match self.requests.get_mut(&request) {
                 Some(remote) => {
                     remote.on_time &= !self.late;
-                    remote.change(&mut self.digest, request, &kind, cx);
+                    remote.change(&mut self.digest, request, &kind, batch, cx);
                 }
-                None => self.keep_early(request, kind),
+                None => self.keep_early(request, kind, batch),
             },
             Kind::Ended(ended) => match self.requests.remove(&ended.request) {
                 Some(mut remote) => {
                     self.blocks -= remote.blocks;
-                    remote.catch_up(&ended, &mut self.digest, cx);
+                    remote.catch_up(&ended, batch, &mut self.digest, cx);
                     self.digest ^= digest(ended.request, remote.endpoint, remote.begun);
                     // A full state of an earlier moment may still name it.
                     if self.needs_state {
-                        self.keep_early(ended.request, Kind::Ended(ended.clone()));
+                        self.keep_early(ended.request, Kind::Ended(ended.clone()), batch);
+                    }
+                    match remote.awaits {
+                        Some(_) if ended.good == Some(true) => {
+                            let blocks = remote.blocks + ended.keys.len();
+                            self.want_path(ended.request, Wanted { blocks, endpoint: remote.endpoint });
+                        }
+                        // Nobody knows what its endpoint has computed.
+                        Some(_) => drop(self.unknown_paths.remove(&ended.request)),
+                        None => {}
                     }
                     remote.end(&ended, cx);
                 }
-                None => self.keep_early(ended.request, Kind::Ended(ended)),
+                None => self.keep_early(ended.request, Kind::Ended(ended), batch),
             },
         }
     }
 
     /// Keeps an event of a request whose booking may still arrive.
-    fn keep_early(&mut self, request: u64, kind: Kind) {
+    fn keep_early(&mut self, request: u64, kind: Kind, batch: u64) {
         if !self.is_behind() {
             return self.missed(&kind);
         }
@@ -273,7 +315,7 @@ impl PeerState {
         }
         self.early_count += 1;
         self.early_bytes += bytes;
-        self.early.entry(request).or_default().push(kind);
+        self.early.entry(request).or_default().push((kind, batch));
     }
 
     fn booked(&mut self, mut booked: v1::Booked, batch: u64, cx: &mut ApplyContext<'_>) {
@@ -291,12 +333,12 @@ impl PeerState {
         remote.on_time = !self.late;
         if remote.awaits.is_some() {
             add(&cx.stats.unknown_paths, 1);
-            self.want_path(request);
+            self.want_path(request, Wanted { blocks: remote.blocks, endpoint: 0 });
         }
         self.digest ^= digest(request, remote.endpoint, remote.begun);
         self.blocks += remote.blocks;
         self.requests.insert(request, remote);
-        for kind in self.early.remove(&request).unwrap_or_default() {
+        for (kind, batch) in self.early.remove(&request).unwrap_or_default() {
             self.early_count -= 1;
             self.early_bytes -= kind.encoded_len();
             self.event(kind, batch, cx);
@@ -312,22 +354,28 @@ impl PeerState {
 
     /// The keys of a prompt that this picker has asked for.
     fn placed(&mut self, placed: v1::Placed, cx: &mut ApplyContext<'_>) {
-        if !self.unknown_paths.remove(&placed.request) || placed.keys.is_empty() {
+        let Some(Wanted { blocks, endpoint }) = self.unknown_paths.get(&placed.request).copied() else { return };
+        if !placed.keys.is_empty() && placed.keys.len() < blocks {
+            return;
+        }
+        self.unknown_paths.remove(&placed.request);
+        if placed.keys.is_empty() {
             return;
         }
         let Some(keys) = cx.paths.lock().extend(0, 0, &placed.keys) else { return };
-        let awaiting = self.requests.get_mut(&placed.request).and_then(|remote| Some((remote.awaits.take()?, remote)));
+        let booked = self.requests.get_mut(&placed.request);
+        let awaiting = booked.and_then(|remote| Some((remote.awaits.take()?, remote)));
         match awaiting {
-            // Not the prompt that was booked.
-            Some((_, remote)) if remote.blocks != keys.len() => {}
-            Some((blocks, remote)) => {
+            Some((blocks, remote)) if remote.blocks == keys.len() => {
                 let Some((booking, cache)) = remote.booking.as_mut().zip(remote.cache.clone()) else { return };
                 let update = update(&blocks, keys, booking.endpoint(), &cache, cx.now);
                 booking.learn(cache, update, remote.begun, cx.now);
             }
-            // It has ended: the endpoint has computed the prompt.
-            None => {
-                let Some(found) = cx.pools.locate(placed.endpoint) else { return };
+            // It has ended, so the endpoint has computed the prompt. While the news of that is still missing here, more
+            // blocks than were booked tell it: the others are those of the response.
+            _ => {
+                let endpoint = if endpoint == 0 { placed.endpoint } else { endpoint };
+                let Some(found) = cx.pools.locate(endpoint) else { return };
                 if let Some(cache) = &found.view.cache {
                     cache.record(found.endpoint.id, &keys, TenantId(placed.tenant), cx.now);
                 }
@@ -343,7 +391,7 @@ impl PeerState {
         self.warn(heartbeat.ejected, cx);
         let is_other = |policies| heartbeat.policies != 0 && heartbeat.policies != policies::digest(policies);
         self.needs_policies = cx.policies.is_some_and(is_other);
-        if !self.needs_state && !self.received.has_gap() && self.received.last() == heartbeat.last_batch {
+        if !self.is_behind() && self.received.last() == heartbeat.last_batch {
             let equal = (heartbeat.digest, heartbeat.requests) == (self.digest, self.requests.len() as u64);
             if !equal {
                 add(&cx.stats.digest_mismatches, 1);
@@ -372,7 +420,7 @@ impl PeerState {
         if last_batch < received {
             add(&cx.stats.contradictions, 1);
             self.silence();
-            self.received = Received::default();
+            (self.received, self.replaced_to) = (Received::default(), 0);
             self.needs_state = true;
         }
         self.compared = Some((cx.now, self.received.last()));
@@ -407,7 +455,7 @@ impl PeerState {
             true => Vec::new(),
             false => self.received.missing(last, MAX_RANGES),
         };
-        let requests: Vec<u64> = self.unknown_paths.iter().copied().collect();
+        let requests: Vec<u64> = self.unknown_paths.keys().copied().collect();
         let (state, pressure, policies) = (self.needs_state, self.needs_pressure, self.needs_policies);
         if batches.is_empty() && requests.is_empty() && !state && !pressure && !policies {
             return None;
@@ -428,8 +476,14 @@ impl PeerState {
 
     /// Takes one part of the full state, the message `Column`. The last one replaces the requests in flight.
     pub(crate) fn full_state(&mut self, state: v1::Column, cx: &mut ApplyContext<'_>) {
-        // A picker that no longer has a requested batch sends its full state instead.
-        let needed = self.needs_state || (self.asked_at.is_some() && self.received.lacks(state.at_batch));
+        let needed = match self.needs_state {
+            true => state.at_batch >= self.replaced_to,
+            // A picker that no longer has a requested batch sends its full state too.
+            false => {
+                let is_newer = state.at_batch > self.replaced_to && self.received.lacks(state.at_batch);
+                is_newer && self.asked_at.is_some()
+            }
+        };
         if self.is_beyond(state.at_batch) {
             return add(&cx.stats.contradictions, 1);
         }
@@ -452,35 +506,35 @@ impl PeerState {
         if self.arriving.parts.len() == state.parts as usize {
             let Arriving { at_batch, parts, .. } = std::mem::take(&mut self.arriving);
             self.replace(at_batch, parts.into_values().flatten().collect(), cx);
+            self.skip_to(at_batch, state.first_kept);
+            self.settle(cx.now);
         }
+    }
+
+    /// Gives up the missing batches up to `at_batch` that their sender no longer has. It says in its full state which
+    /// is the first one that it has; 0 is unknown.
+    fn skip_to(&mut self, at_batch: u64, first_kept: u64) {
+        let had = first_kept.checked_sub(1).filter(|_| !self.received.is_hopeless());
+        self.received.skip_to(had.map_or(at_batch, |gone| gone.min(at_batch)));
     }
 
     /// Replaces the requests in flight by those `at_batch`, and keeps what later batches have changed.
     fn replace(&mut self, at_batch: u64, requests: Vec<v1::Booked>, cx: &mut ApplyContext<'_>) {
         let named: AHashSet<u64> = requests.iter().map(|booked| booked.request).collect();
-        let (digests, blocks) = (&mut self.digest, &mut self.blocks);
-        self.requests.retain(|request, remote| {
-            let stays = remote.booked_in > at_batch || named.contains(request);
-            if !stays {
-                *digests ^= digest(*request, remote.endpoint, remote.begun);
-                *blocks -= remote.blocks;
-            }
-            stays
-        });
+        self.drop_requests(|request, remote| remote.booked_in > at_batch || named.contains(&request));
         let later = self.received.last() > at_batch;
         self.late = true;
-        self.received.skip_to(at_batch);
+        self.replaced_to = at_batch;
         for booked in requests {
             match self.requests.get_mut(&booked.request) {
                 None => self.booked(booked, at_batch, cx),
                 // What later batches say counts.
                 Some(_) if later => {}
-                Some(remote) => remote.correct(&booked, &mut self.digest, cx),
+                Some(remote) => remote.correct(&booked, at_batch, &mut self.digest, cx),
             }
         }
         self.needs_state = false;
         // The batches that the full state replaces may have contained some.
         self.needs_pressure = true;
-        self.settle(cx.now);
     }
 }

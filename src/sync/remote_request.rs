@@ -81,8 +81,9 @@ pub(crate) struct RemoteRequest {
     pub(crate) cache: Option<Arc<PrefixCache>>,
     /// Facts about its blocks, while their keys are requested.
     pub(crate) awaits: Option<v1::Blocks>,
-    /// Number of its moves to other endpoints.
+    /// Number of its moves to other endpoints, and the batch that said last where it is.
     moves: u32,
+    placed_in: u64,
     /// Its data-parallel rank on the endpoint.
     rank: Option<RankBooking>,
     /// What strategies have recorded about it.
@@ -103,6 +104,7 @@ impl RemoteRequest {
             cache: None,
             awaits: None,
             moves: 0,
+            placed_in: batch,
             rank: None,
             record: None,
         };
@@ -146,36 +148,41 @@ impl RemoteRequest {
         remote
     }
 
-    /// Makes the booking equal to what its picker says about the request.
-    pub(crate) fn correct(&mut self, booked: &v1::Booked, digests: &mut u64, cx: &mut ApplyContext<'_>) {
-        let request = booked.request;
-        if booked.endpoint != self.endpoint {
-            self.change(digests, request, &Kind::Moved(v1::Moved { request, endpoint: booked.endpoint }), cx);
-        }
-        if booked.begun && !self.begun {
+    /// Makes the booking equal to what its picker says about the request in the full state after `batch`.
+    pub(crate) fn correct(&mut self, booked: &v1::Booked, batch: u64, digests: &mut u64, cx: &mut ApplyContext<'_>) {
+        let v1::Booked { request, endpoint, .. } = *booked;
+        self.change(digests, request, &Kind::Moved(v1::Moved { request, endpoint }), batch, cx);
+        if booked.begun {
             let first = v1::FirstByte { request, good: true, ..v1::FirstByte::default() };
-            self.change(digests, request, &Kind::FirstByte(first), cx);
+            self.change(digests, request, &Kind::FirstByte(first), batch, cx);
         }
     }
 
-    /// Makes up for changes that did not arrive before the end.
-    pub(crate) fn catch_up(&mut self, ended: &v1::Ended, digests: &mut u64, cx: &mut ApplyContext<'_>) {
+    /// Makes up for changes that did not arrive before the end, which `batch` tells.
+    pub(crate) fn catch_up(&mut self, ended: &v1::Ended, batch: u64, digests: &mut u64, cx: &mut ApplyContext<'_>) {
         let v1::Ended { request, moved_to, .. } = *ended;
         if let Some(good) = ended.good {
             let first = v1::FirstByte { request, good, is_first_token: false, moved_to };
-            self.change(digests, request, &Kind::FirstByte(first), cx);
+            self.change(digests, request, &Kind::FirstByte(first), batch, cx);
         }
     }
 
-    /// Applies a change of a request in flight.
-    pub(crate) fn change(&mut self, digests: &mut u64, request: u64, kind: &Kind, cx: &mut ApplyContext<'_>) {
+    /// Applies a change of a request in flight, which `batch` tells.
+    pub(crate) fn change(
+        &mut self,
+        digests: &mut u64,
+        request: u64,
+        kind: &Kind,
+        batch: u64,
+        cx: &mut ApplyContext<'_>,
+    ) {
         *digests ^= digest(request, self.endpoint, self.begun);
         match kind {
-            Kind::Moved(moved) => self.move_to(moved.endpoint, cx),
+            Kind::Moved(moved) => self.move_to(moved.endpoint, batch, cx),
             Kind::Dispatched(dispatched) => self.dispatch(dispatched, cx),
             Kind::FirstByte(first) if !self.begun => {
                 self.begun = true;
-                self.move_to(first.moved_to, cx);
+                self.move_to(first.moved_to, batch, cx);
                 if let Some(booking) = &mut self.booking {
                     booking.first_byte(first.good, first.is_first_token && self.on_time, cx.now);
                 }
@@ -185,9 +192,13 @@ impl RemoteRequest {
         *digests ^= digest(request, self.endpoint, self.begun);
     }
 
-    /// Moves the request, unless it is there already.
-    fn move_to(&mut self, endpoint: u64, cx: &mut ApplyContext<'_>) {
-        if endpoint == 0 || endpoint == self.endpoint || self.moves == MAX_MOVES {
+    /// Moves the request, unless it is there already or a later batch has said where it is.
+    fn move_to(&mut self, endpoint: u64, batch: u64, cx: &mut ApplyContext<'_>) {
+        if endpoint == 0 || batch < self.placed_in {
+            return;
+        }
+        self.placed_in = batch;
+        if endpoint == self.endpoint || self.moves == MAX_MOVES {
             return;
         }
         self.moves += 1;

@@ -391,6 +391,10 @@ pub struct Column {
     pub parts: u32,
     #[prost(message, repeated, tag = "4")]
     pub requests: ::prost::alloc::vec::Vec<Booked>,
+    /// The first batch that the sender can still send. A receiver asks for those that it lacks from this one on; 0 says
+    /// that it cannot have any.
+    #[prost(uint64, tag = "5")]
+    pub first_kept: u64,
 }
 /// Asks one picker for a part of its prefix index. A picker that joins sends one for each chunk, and the next one when
 /// the chunk has arrived.

@@ -336,3 +336,56 @@ fn full_state_of_long_prompts_has_parts_that_receivers_accept() {
     assert_eq!(in_flight(&cluster), [400, 400]);
     assert_eq!(cluster.members[1].replica.stats().invalid_messages.load(Relaxed), 0);
 }
+
+#[test]
+fn prompt_that_is_told_after_its_end_and_before_the_news_of_it_is_recorded() {
+    let mut cluster = cluster(2);
+    let reliable = MemoryBusSettings { delay: DELAY, ..MemoryBusSettings::default() };
+    let lossy = MemoryBusSettings { loss: 1.0, ..reliable };
+    // The peer does not know the path that the second booking refers to, and asks for its keys.
+    cluster.bus.set(lossy);
+    let first = cluster.route(0, 0, &keys(20));
+    cluster.pass(DELAY);
+    cluster.bus.set(reliable);
+    let Routed { mut booking, shared, .. } = cluster.route(0, 0, &keys(20));
+    cluster.pass(DELAY + Duration::from_millis(1));
+    // The request ends before the question arrives, and the news is lost.
+    booking.first_byte(true, true, cluster.now);
+    shared.first_byte(true, true, cluster.now);
+    let extend = |keys: &mut Vec<BlockKey>| {
+        keys.extend([21, 22].map(BlockKey));
+        true
+    };
+    booking.end(true, &Usage::default(), extend, cluster.now);
+    shared.ended(true, &Usage::default(), vec![21, 22], cluster.now);
+    cluster.bus.set(lossy);
+    cluster.pass(Duration::from_millis(3));
+    cluster.bus.set(reliable);
+    cluster.pass(2 * HEARTBEAT_EVERY);
+    assert_eq!(cluster.depths(&keys(22)), [[22, 0, 0]; 2]);
+    finish(&cluster, first);
+    cluster.pass(2 * DELAY);
+    assert_eq!(in_flight(&cluster), [0, 0]);
+}
+
+#[test]
+fn earlier_move_that_arrives_later_changes_nothing() {
+    let mut cluster = cluster(2);
+    let reliable = MemoryBusSettings { delay: DELAY, ..MemoryBusSettings::default() };
+    let mut routed = cluster.route(0, 0, &keys(20));
+    cluster.pass(DELAY);
+    for (endpoint, loss) in [(1, 1.0), (2, 0.0)] {
+        cluster.bus.set(MemoryBusSettings { loss, ..reliable });
+        let to = cluster.members[0].store.load().endpoints[endpoint].endpoint.clone();
+        routed.booking.move_to(&to, cluster.now);
+        routed.shared.moved(&to, cluster.now);
+        cluster.pass(Duration::from_millis(3));
+    }
+    cluster.pass(2 * HEARTBEAT_EVERY);
+    let loads = cluster.loads();
+    assert_eq!(loads[1], loads[0]);
+    assert_eq!(cluster.members[1].replica.stats().digest_mismatches.load(Relaxed), 0);
+    finish(&cluster, routed);
+    cluster.pass(2 * DELAY);
+    assert_eq!(cluster.depths(&keys(20)), [[0, 0, 20]; 2]);
+}

@@ -59,7 +59,7 @@ fn full_state_that_never_ends_is_dropped() {
     send(&cluster, Body::Heartbeat(v1::Heartbeat { digest: 1, ..v1::Heartbeat::default() }));
     for part in 0..8 {
         let requests = (0..20_000).map(|request| booked(member, request)).collect();
-        send(&cluster, Body::Column(v1::Column { at_batch: 1, part, parts: 4_096, requests }));
+        send(&cluster, Body::Column(v1::Column { at_batch: 1, part, parts: 4_096, requests, first_kept: 0 }));
     }
     // Three parts fit.
     assert_eq!(member.replica.stats().excess_requests.load(Relaxed), 2);
@@ -74,7 +74,7 @@ fn large_full_state_that_never_ends_is_dropped() {
         cluster.now = cluster.now.after(Duration::from_millis(100));
         let blocks = Some(v1::Blocks { keys: vec![u64::MAX; 130_000], ..v1::Blocks::default() });
         let requests = vec![v1::Booked { blocks, ..booked(&cluster.members[0], part.into()) }];
-        send(&cluster, Body::Column(v1::Column { at_batch: 1, part, parts: 4_096, requests }));
+        send(&cluster, Body::Column(v1::Column { at_batch: 1, part, parts: 4_096, requests, first_kept: 0 }));
     }
     // 64 parts of 1 MiB fit.
     assert_eq!(cluster.members[0].replica.stats().excess_requests.load(Relaxed), 1);
@@ -176,7 +176,16 @@ fn batches_behind_thousands_of_gaps_wait_for_the_full_state() {
         send(&cluster, batch(2 * number, [Kind::Booked(booked(member, number))]));
     }
     assert_eq!(requests(&cluster), 4_097);
-    send(&cluster, Body::Column(v1::Column { at_batch: 20_000, part: 0, parts: 1, requests: vec![booked(member, 7)] }));
+    send(
+        &cluster,
+        Body::Column(v1::Column {
+            at_batch: 20_000,
+            part: 0,
+            parts: 1,
+            requests: vec![booked(member, 7)],
+            first_kept: 0,
+        }),
+    );
     assert_eq!(requests(&cluster), 1);
     send(&cluster, batch(20_001, [Kind::Booked(booked(member, 10_001))]));
     assert_eq!(requests(&cluster), 2);
@@ -237,7 +246,8 @@ fn full_state_at_the_last_number_does_not_hide_its_sender() {
     let book = |cluster: &Cluster, number: u64| {
         send(cluster, batch(number, [Kind::Booked(booked(&cluster.members[0], number))]));
     };
-    let forged = Body::Column(v1::Column { at_batch: u64::MAX, part: 0, parts: 1, requests: Vec::new() });
+    let forged =
+        Body::Column(v1::Column { at_batch: u64::MAX, part: 0, parts: 1, requests: Vec::new(), first_kept: 0 });
     heartbeat(&cluster, SENDER, 0);
     (1..=3).for_each(|number| book(&cluster, number));
     send(&cluster, forged.clone());
@@ -257,7 +267,7 @@ fn full_state_at_the_last_number_does_not_hide_its_sender() {
         book(&cluster, number);
         heartbeat(&cluster, SENDER, number);
         let all = (1..=number).map(|request| booked(&cluster.members[0], request)).collect();
-        send(&cluster, Body::Column(v1::Column { at_batch: number, part: 0, parts: 1, requests: all }));
+        send(&cluster, Body::Column(v1::Column { at_batch: number, part: 0, parts: 1, requests: all, first_kept: 0 }));
     }
     assert_eq!(requests(&cluster) as u64, number);
     assert!(contradictions(&cluster) >= 2);

@@ -32,6 +32,11 @@ fn prompt(number: usize) -> Vec<BlockKey> {
     (0..12 + 5 * number as u64).map(|at| BlockKey(1 + at + if at < 9 { 0 } else { 1_000 * branch })).collect()
 }
 
+/// The blocks that a long response adds to its prompt.
+fn response() -> impl Iterator<Item = u64> {
+    500..504
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..PICKERS, 0..ENDPOINTS, 0..PROMPTS)
@@ -82,7 +87,7 @@ fn take(step: Step, cluster: &mut Cluster, routed: &mut Vec<Routed>) {
         Step::End(request, long) => {
             let Some(at) = at(request, routed) else { return };
             let Routed { booking, shared, .. } = routed.swap_remove(at);
-            let added: Vec<u64> = if long { (500..504).collect() } else { Vec::new() };
+            let added: Vec<u64> = if long { response().collect() } else { Vec::new() };
             let usage = Usage { completion_tokens: Some(20), ..Usage::default() };
             let mut extended = false;
             let extend = |keys: &mut Vec<BlockKey>| {
@@ -138,7 +143,8 @@ proptest! {
         let pressures = cluster.pressures();
         prop_assert!(pressures.iter().all(|count| *count == pressures[0]), "{pressures:?}");
         for number in 0..PROMPTS {
-            let depths = cluster.depths(&prompt(number));
+            let answered: Vec<BlockKey> = prompt(number).into_iter().chain(response().map(BlockKey)).collect();
+            let depths = cluster.depths(&answered);
             prop_assert!(depths.iter().all(|depth| *depth == depths[0]), "prompt {number}: {depths:?}");
         }
         drop(routed);
