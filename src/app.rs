@@ -55,7 +55,7 @@ use routing::Prepared;
 use sd_notify::NotifyState;
 use std::path::PathBuf;
 use std::sync::Arc;
-use sync::Sync;
+use sync::{PeerSessions, Sync};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use traces::Traces;
@@ -161,6 +161,9 @@ impl Start<'_> {
         let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder).sharing(replica);
         picker.policies.configure(settings.model_policies.clone());
         let processor = Arc::new(Processor::new(picker, &telemetry, tracing));
+        if let Some(replica) = &processor.picker.replica {
+            replica.set_sessions(Arc::new(PeerSessions(Arc::downgrade(&processor))));
+        }
         let app = App {
             dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
             file,

@@ -70,7 +70,12 @@ impl PageParts {
             }),
             reservations: reservations(app),
             ending: Arc::new(move |EndSession { session_id, tenant }: EndSession| {
-                let ended = to_end.picker.end_session(tenant.as_deref(), session_id.as_deref(), SessionEnd::Admin)?;
+                let ended = to_end.picker.end_session(
+                    tenant.as_deref(),
+                    session_id.as_deref(),
+                    SessionEnd::Admin,
+                    clock.now(),
+                )?;
                 serde_json::to_value(ended).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
             }),
             explain_recorded: Arc::new(move |id| {

@@ -14,6 +14,7 @@ use super::identity::{KnownSession, MAX_ID_BYTES, valid};
 use crate::event::{Event, SessionEnd};
 use attache_record::{Line, headers};
 use attache_request::agent::AgentIdentity;
+use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use serde::Serialize;
 
@@ -30,7 +31,8 @@ pub struct EndedSession {
 }
 
 impl Picker {
-    /// Ends the session of this id: a program of `tenant`, or else a chain.
+    /// Ends the session of this id: a program of `tenant`, or else a chain. Pickers with which this one shares its state
+    /// end it too.
     ///
     /// # Errors
     /// The id is missing or invalid.
@@ -39,19 +41,40 @@ impl Picker {
         tenant: Option<&str>,
         id: Option<&str>,
         by: SessionEnd,
+        now: Timestamp,
     ) -> Result<EndedSession, RequestError> {
         let id = session_id(id)?;
+        self.announce(tenant, id, now);
+        let was = self.end_known(tenant, id, by);
+        Ok(EndedSession { session_id: id.to_owned(), known: was.is_some(), was: was.unwrap_or_default() })
+    }
+
+    fn end_known(&self, tenant: Option<&str>, id: &str, by: SessionEnd) -> Option<KnownSession> {
         let program = self.programs.end_program(tenant, id);
         let chain = self.programs.end_chain(tenant, id);
         let is_chain = program.is_none() && chain.is_some();
         self.forget_session(tenant, id, !is_chain, by);
-        let was = program.or(chain);
-        Ok(EndedSession { session_id: id.to_owned(), known: was.is_some(), was: was.unwrap_or_default() })
+        program.or(chain)
+    }
+
+    /// Tells peers that a session has ended. They get a hash of it, because ids may be credentials.
+    fn announce(&self, tenant: Option<&str>, id: &str, now: Timestamp) {
+        if let Some(replica) = &self.replica {
+            replica.session_ended(self.programs.session(tenant, id), now);
+        }
+    }
+
+    /// Ends a session that a peer has ended, if it is known here.
+    pub fn end_session_of_peer(&self, session: u64) {
+        if let Some((tenant, id)) = self.programs.named(session) {
+            self.end_known(tenant.as_deref(), &id, SessionEnd::Peer);
+        }
     }
 
     /// Ends the session of an agent whose last request has ended: the program after a request of its main agent, else
     /// the chain.
-    pub(super) fn end_agent(&self, agent: &AgentIdentity) {
+    pub(super) fn end_agent(&self, agent: &AgentIdentity, now: Timestamp) {
+        self.announce(agent.tenant.as_deref(), &agent.chain, now);
         let (tenant, is_program) = (agent.tenant.as_deref(), agent.chain == agent.program);
         if is_program {
             self.programs.end_program(tenant, &agent.program);

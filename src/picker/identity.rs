@@ -193,14 +193,14 @@ impl Programs {
     /// Remembers the program of the request's chain, whose sub-agents name only their parent.
     pub(super) fn booked(&self, agent: &AgentIdentity) {
         if agent.parent.is_some() && SESSION_HEADERS.iter().any(|h| h.names_chain && h.session == agent.field) {
-            self.learn(agent, &agent.chain);
+            self.learn_chain(agent);
         }
     }
 
     /// Remembers the program of a stored response. The next request may name only this response.
     pub(super) fn stored(&self, agent: &AgentIdentity, response: &str) {
         if agent.source != IdentitySource::Header {
-            self.learn(agent, response);
+            self.learn_response(agent, response);
         }
     }
 }

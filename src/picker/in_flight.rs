@@ -320,7 +320,7 @@ impl InFlight {
         }
         let ends_session = self.turn.take().is_some_and(|(_, is_final)| is_final);
         if let Some(agent) = self.reports.agent().filter(|_| ends_session) {
-            picker.end_agent(agent);
+            picker.end_agent(agent, now);
         }
         self.scanner.report(observer);
         if let Some(reason) = self.scanner.unread_count() {

@@ -87,7 +87,8 @@ impl Picker {
         let responses = Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, replica.seed()));
         replica.set_responses(responses.clone());
         replica.set_policies(self.policies.clone());
-        Self { responses, replica: Some(replica), ..self }
+        let programs = Programs::new(replica.seed());
+        Self { responses, programs, replica: Some(replica), ..self }
     }
 
     /// The lock of the recording, which orders its lines; `None` without a recording.

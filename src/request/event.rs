@@ -273,6 +273,8 @@ attache_types::labels! {
         Gateway => "gateway",
         /// A call to the admin port.
         Admin => "admin",
+        /// Another picker, in one of the other ways. Counted if the session was known here.
+        Peer => "peer",
     }
 }
 

@@ -57,7 +57,7 @@ pub use own::{BookedBlocks, OwnBooking};
 pub use peer::SILENT_AFTER;
 pub use pools::{CacheLossSink, EndpointKey, PoolView};
 pub use pressure::{ModelCount, PRESSURE_WINDOW, SharedPressure};
-pub use records::{OwnRecord, PeerRecord, QueueFlows, ServedFlow, StoredResponses, StrategyRecords};
+pub use records::{OwnRecord, PeerRecord, QueueFlows, ServedFlow, Sessions, StoredResponses, StrategyRecords};
 pub use replica::{PeerStatus, Replica, ReplicaSettings, SharedBooking};
 pub use stats::SyncStats;
 pub use wire::HEARTBEAT_EVERY;

@@ -284,6 +284,11 @@ impl Own {
         self.push(Kind::Stored(v1::Stored { endpoint: endpoint.0, response }), now);
     }
 
+    /// Announces that a session has ended.
+    pub(crate) fn session_ended(&mut self, session: u64, now: Timestamp) {
+        self.push(Kind::SessionEnded(v1::SessionEnded { session }), now);
+    }
+
     /// Reports the service of a queue's flow.
     pub(crate) fn served(&mut self, served: v1::Served, now: Timestamp) {
         self.push(Kind::Served(served), now);

@@ -107,6 +107,8 @@ pub(crate) struct PeerState {
     /// Requests whose keys are needed, because their blocks refer to an unknown path or because their booking was
     /// missed.
     unknown_paths: BTreeMap<u64, Wanted>,
+    /// Sessions that it has ended, until the picker is told.
+    pub(crate) ended_sessions: Vec<u64>,
 }
 
 impl PeerState {
@@ -135,6 +137,7 @@ impl PeerState {
             asked_at: None,
             answered_at: None,
             unknown_paths: BTreeMap::new(),
+            ended_sessions: Vec::new(),
         }
     }
 
@@ -257,6 +260,7 @@ impl PeerState {
             Kind::Lost(lost) => Self::lost(lost.endpoint, cx),
             Kind::Stored(stored) => cx.stored(&stored),
             Kind::Policy(policy) => cx.policy(&policy),
+            Kind::SessionEnded(ended) => self.ended_sessions.push(ended.session),
             Kind::Served(served) => {
                 let flows = cx.pools.by_key(served.pool).and_then(|view| view.flows.as_ref());
                 flows.into_iter().for_each(|flows| flows.served(unseal_service(cx.seed, &served)));

@@ -1,5 +1,5 @@
 //! What other parts record about requests, shared with peers: the prefixes of `prefix-affinity`, the charges of
-//! `vtc-basic` and of the queues' flows, and the endpoints that store responses.
+//! `vtc-basic` and of the queues' flows, the endpoints that store responses, and the ends of sessions.
 
 use crate::generated::v1;
 use crate::seal::{seal, unseal};
@@ -135,4 +135,10 @@ pub(crate) fn unseal_service(seed: u64, served: &v1::Served) -> ServedFlow {
 pub trait StoredResponses: Send + Sync + std::fmt::Debug {
     /// Endpoint `owner` of `pool` stores the response whose id has this hash under the cluster's key.
     fn stored(&self, pool: &Arc<str>, response: u64, owner: EndpointId);
+}
+
+/// What this picker remembers of the sessions of agents.
+pub trait Sessions: Send + Sync + std::fmt::Debug {
+    /// A peer has ended the session with this hash under the cluster's key.
+    fn ended(&self, session: u64);
 }

@@ -11,7 +11,7 @@ use crate::policies;
 use crate::pools::{EndpointKey, PoolView, Pools};
 use crate::pressure::SharedPressure;
 use crate::rate::Rates;
-use crate::records::{ServedFlow, StoredResponses, seal_service};
+use crate::records::{ServedFlow, Sessions, StoredResponses, seal_service};
 use crate::remote_request::ApplyContext;
 use crate::serving::Serving;
 use crate::stats::{SyncStats, add};
@@ -82,6 +82,7 @@ pub struct Replica {
     pressure: Arc<SharedPressure>,
     responses: OnceLock<Arc<dyn StoredResponses>>,
     policies: OnceLock<Arc<ModelPolicies>>,
+    sessions: OnceLock<Arc<dyn Sessions>>,
     rates: Mutex<Rates>,
     pub(crate) peers: Mutex<Peers>,
 }
@@ -121,6 +122,7 @@ impl Replica {
             pressure,
             responses: OnceLock::new(),
             policies: OnceLock::new(),
+            sessions: OnceLock::new(),
             rates: Mutex::default(),
             peers: Mutex::new(peers),
         }
@@ -142,6 +144,17 @@ impl Replica {
     pub fn set_policies(&self, policies: Arc<ModelPolicies>) {
         // A process has one table.
         let _ = self.policies.set(policies);
+    }
+
+    /// Sets what receives the ends of sessions, once.
+    pub fn set_sessions(&self, sessions: Arc<dyn Sessions>) {
+        // A process has one picker.
+        let _ = self.sessions.set(sessions);
+    }
+
+    /// Reports that the session whose tenant and id have this hash under the cluster's key has ended.
+    pub fn session_ended(&self, session: u64, now: Timestamp) {
+        self.own.lock().session_ended(session, now);
     }
 
     /// The Unix time of `now`, in milliseconds.
@@ -335,9 +348,15 @@ impl Replica {
             }
             Body::SnapshotChunk(_) => return Some(body),
         };
+        let ended = std::mem::take(&mut peer.ended_sessions);
         self.ask(sender, asks);
         if peer.has_requests() || (is_heartbeat && joining.wants_peer()) {
             self.outbox.wake();
+        }
+        drop(peers);
+        // Without the lock, because the picker takes its own ones.
+        if let Some(sessions) = self.sessions.get() {
+            ended.into_iter().for_each(|session| sessions.ended(session));
         }
         None
     }

@@ -110,7 +110,7 @@ impl Metrics {
         let help = "decisions and responses in degraded mode, by cause";
         let degraded = counts::register(registry, "degraded", help, "mode");
         let help = "sessions that were ended, by the `header` of their last request, by a call through the `gateway` or \
-                    to the `admin` port";
+                    to the `admin` port, or by another picker (`peer`)";
         let session_ends = counts::register(registry, "sessions_ended", help, "by");
         let help = "reservations: `made`; then `used` by their request, `expired`, `released` by a call, `mismatched` with \
                     the request, `endpoint_gone`; `unknown` ids of requests; `refused` because too many are open";

@@ -21,7 +21,7 @@ impl Exchange {
             return false;
         }
         let (id, tenant) = (session_id(path), self.head.tenant().name());
-        let ended = match self.processor.picker.end_session(tenant, id.as_deref(), SessionEnd::Gateway) {
+        let ended = match self.processor.picker.end_session(tenant, id.as_deref(), SessionEnd::Gateway, now) {
             Ok(ended) => ended,
             Err(error) => {
                 self.refuse(&error, now, out);

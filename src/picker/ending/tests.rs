@@ -47,12 +47,12 @@ fn session_ends_with_the_response_to_its_last_request() {
     assert_eq!(program(&fixture, &grandchild), "root", "the response has not ended");
     last.end(End::ClientGone, NOW, &fixture.picker);
     assert_eq!(program(&fixture, &grandchild), "child", "the chain has ended");
-    let known = fixture.picker.end_session(None, Some("root"), SessionEnd::Admin).unwrap();
+    let known = fixture.picker.end_session(None, Some("root"), SessionEnd::Admin, NOW).unwrap();
     assert!(known.known && known.was.is_program, "the program has not ended with its sub-agent");
     assert_eq!((known.was.requests, known.was.in_flight), (3, 0));
     begin(&fixture, &[root]).end(End::Complete, NOW, &fixture.picker);
     begin(&fixture, &[root, FINAL]).end(End::Complete, NOW, &fixture.picker);
-    assert!(!fixture.picker.end_session(None, Some("root"), SessionEnd::Admin).unwrap().known);
+    assert!(!fixture.picker.end_session(None, Some("root"), SessionEnd::Admin, NOW).unwrap().known);
     let ends = fixture.events.take().into_iter().filter(|event| event.starts_with("SessionEnd")).collect::<Vec<_>>();
     let by = ["SessionEnd(Header)", "SessionEnd(Admin)", "SessionEnd(Header)", "SessionEnd(Admin)"];
     assert_eq!(ends, by);
@@ -71,9 +71,31 @@ fn invalid_ids_are_refused_with_what_is_allowed() {
     let fixture = Parts::default().build();
     let long = "x".repeat(MAX_ID_BYTES + 1);
     for (id, got) in [(None, "is missing"), (Some(" "), "has 1 bytes"), (Some(&*long), "has 257 bytes")] {
-        let error = fixture.picker.end_session(None, id, SessionEnd::Gateway).unwrap_err();
+        let error = fixture.picker.end_session(None, id, SessionEnd::Gateway, NOW).unwrap_err();
         let message = &*error.message;
         assert!(error.reason == Reason::InvalidSessionId && message.contains(got), "{message}");
         assert!(message.contains("`session_id`") && message.contains("1 to 256 bytes"), "{message}");
     }
+}
+
+#[test]
+fn end_of_a_session_by_a_peer_counts_where_the_session_is_known() {
+    let fixture = Parts::default().build();
+    let picker = &fixture.picker;
+    let (root, child) = (("x-dynamo-session-id", "root"), ("x-dynamo-session-id", "child"));
+    let of_root = ("x-dynamo-parent-session-id", "root");
+    begin(&fixture, &[root]).end(End::Complete, NOW, picker);
+    begin(&fixture, &[child, of_root]).end(End::Complete, NOW, picker);
+    fixture.events.take();
+    let ends = || fixture.events.take().into_iter().filter(|event| event.starts_with("SessionEnd")).count();
+    let grandchild = [("x-dynamo-session-id", "grandchild"), ("x-dynamo-parent-session-id", "child")];
+    for (tenant, id) in [(None, "unknown"), (Some("a"), "root"), (Some("a"), "child")] {
+        picker.end_session_of_peer(picker.programs.session(tenant, id));
+    }
+    assert_eq!((ends(), program(&fixture, &grandchild)), (0, "root".to_owned()));
+    picker.end_session_of_peer(picker.programs.session(None, "child"));
+    assert_eq!((ends(), program(&fixture, &grandchild)), (1, "child".to_owned()), "the chain has ended");
+    picker.end_session_of_peer(picker.programs.session(None, "root"));
+    assert_eq!(ends(), 1);
+    assert!(!picker.end_session(None, Some("root"), SessionEnd::Admin, NOW).unwrap().known, "so has the program");
 }

@@ -5,11 +5,13 @@
 
 use attache_pool::Endpoint;
 use attache_request::agent::AgentIdentity;
+use attache_types::rng;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// 100,000 ids of programs, chains and responses: at most 300 bytes a program, 30 MB.
 pub(super) const MAX_IDS: usize = 100_000;
@@ -22,6 +24,7 @@ type EndpointCounts = SmallVec<[(Arc<str>, u64); 1]>;
 /// A program, until it ends and all its ids are forgotten.
 #[derive(Debug)]
 pub(crate) struct Program {
+    tenant: Option<Arc<str>>,
     pub(super) id: Arc<str>,
     ended: AtomicBool,
     requests: AtomicU64,
@@ -30,9 +33,10 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    fn new(id: &Arc<str>) -> Arc<Self> {
+    fn new(agent: &AgentIdentity) -> Arc<Self> {
+        let (tenant, id) = (agent.tenant.clone(), agent.program.clone());
         let (ended, requests, in_flight) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { id: id.clone(), ended, requests, in_flight, endpoints: Mutex::default() })
+        Arc::new(Self { tenant, id, ended, requests, in_flight, endpoints: Mutex::default() })
     }
 
     fn is_open(&self) -> bool {
@@ -90,49 +94,94 @@ impl KnownSession {
 }
 
 /// What an id stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
     Program,
     /// A chain or a stored response, whose requests may name nothing else.
     Part,
 }
 
-/// The programs of each tenant. Least recently used ids are evicted.
+/// An id that is remembered: its program, and the id itself if it is that of a chain.
+#[derive(Clone, Debug)]
+struct Known {
+    program: Arc<Program>,
+    chain: Option<Arc<str>>,
+}
+
+/// The programs of each tenant. Least recently used ids are evicted. Keys are seeded hashes, so clients can't cause
+/// collisions.
 #[derive(Debug)]
 pub(crate) struct Programs {
-    hasher: ahash::RandomState,
-    programs: quick_cache::sync::Cache<u64, Arc<Program>>,
+    seed: u64,
+    ids: quick_cache::sync::Cache<u64, Known>,
 }
 
 impl Default for Programs {
     fn default() -> Self {
-        Self { hasher: ahash::RandomState::new(), programs: quick_cache::sync::Cache::new(MAX_IDS) }
+        Self::new(rng::system_seed())
+    }
+}
+
+/// The key of an id whose session has this hash.
+fn key(named: Named, session: u64) -> u64 {
+    match named {
+        Named::Program => session,
+        Named::Part => !session,
     }
 }
 
 impl Programs {
-    fn key(&self, tenant: Option<&str>, named: Named, id: &str) -> u64 {
-        self.hasher.hash_one((tenant, named, id))
+    /// Remembers ids under this seed. Pickers that tell each other the ends of sessions have equal seeds.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { seed, ids: quick_cache::sync::Cache::new(MAX_IDS) }
+    }
+
+    /// The hash of a session's id.
+    pub(crate) fn session(&self, tenant: Option<&str>, id: &str) -> u64 {
+        let seed = tenant.map_or(self.seed, |tenant| xxh3_64_with_seed(tenant.as_bytes(), !self.seed));
+        xxh3_64_with_seed(id.as_bytes(), seed)
+    }
+
+    /// The session with this hash, if it is known here: its tenant and its id, as a program or else as a chain.
+    pub(crate) fn named(&self, session: u64) -> Option<(Option<Arc<str>>, Arc<str>)> {
+        let program = || Some(self.ids.peek(&key(Named::Program, session))?.program);
+        let chain = || {
+            let known = self.ids.peek(&key(Named::Part, session))?;
+            Some((known.program.tenant.clone(), known.chain?))
+        };
+        program().map(|program| (program.tenant.clone(), program.id.clone())).or_else(chain)
     }
 
     /// The program of a chain or of a stored response; `None` if it is unknown or has ended.
     pub(super) fn of(&self, tenant: Option<&str>, id: &str) -> Option<Arc<Program>> {
-        self.programs.get(&self.key(tenant, Named::Part, id)).filter(|program| program.is_open())
+        let known = self.ids.get(&key(Named::Part, self.session(tenant, id)))?;
+        Some(known.program).filter(|program| program.is_open())
     }
 
     /// The agent's program, which is remembered from now on.
     fn program(&self, agent: &AgentIdentity) -> Arc<Program> {
-        let key = self.key(agent.tenant.as_deref(), Named::Program, &agent.program);
-        self.programs.get(&key).filter(|program| program.is_open()).unwrap_or_else(|| {
-            let program = Program::new(&agent.program);
-            self.programs.insert(key, program.clone());
+        let key = key(Named::Program, self.session(agent.tenant.as_deref(), &agent.program));
+        let known = self.ids.get(&key).map(|known| known.program);
+        known.filter(|program| program.is_open()).unwrap_or_else(|| {
+            let program = Program::new(agent);
+            self.ids.insert(key, Known { program: program.clone(), chain: None });
             program
         })
     }
 
-    /// Remembers that this chain or response belongs to the agent's program.
-    pub(super) fn learn(&self, agent: &AgentIdentity, id: &str) {
-        self.programs.insert(self.key(agent.tenant.as_deref(), Named::Part, id), self.program(agent));
+    /// Remembers that the agent's chain belongs to its program.
+    pub(super) fn learn_chain(&self, agent: &AgentIdentity) {
+        self.learn(agent, &agent.chain, Some(agent.chain.clone()));
+    }
+
+    /// Remembers that this stored response belongs to the agent's program.
+    pub(super) fn learn_response(&self, agent: &AgentIdentity, id: &str) {
+        self.learn(agent, id, None);
+    }
+
+    fn learn(&self, agent: &AgentIdentity, id: &str, chain: Option<Arc<str>>) {
+        let key = key(Named::Part, self.session(agent.tenant.as_deref(), id));
+        self.ids.insert(key, Known { program: self.program(agent), chain });
     }
 
     /// Counts a request of the agent, which is routed to `endpoint`, until the result is dropped.
@@ -145,19 +194,19 @@ impl Programs {
     /// Ids that are remembered.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.programs.len()
+        self.ids.len()
     }
 
     /// Ends the program of this id: all its ids are forgotten. `None` if it is unknown.
     pub(crate) fn end_program(&self, tenant: Option<&str>, id: &str) -> Option<KnownSession> {
-        let (_, program) = self.programs.remove(&self.key(tenant, Named::Program, id))?;
+        let (_, Known { program, .. }) = self.ids.remove(&key(Named::Program, self.session(tenant, id)))?;
         program.ended.store(true, Relaxed);
         Some(KnownSession::of(&program, true))
     }
 
     /// Forgets a chain. Its program goes on. `None` if no program of the chain is known.
     pub(crate) fn end_chain(&self, tenant: Option<&str>, id: &str) -> Option<KnownSession> {
-        let (_, program) = self.programs.remove(&self.key(tenant, Named::Part, id))?;
+        let (_, Known { program, .. }) = self.ids.remove(&key(Named::Part, self.session(tenant, id)))?;
         program.is_open().then(|| KnownSession::of(&program, false))
     }
 }

@@ -126,7 +126,7 @@ fn programs_that_are_remembered_are_bounded() {
     let programs = Programs::default();
     let agent = chat(&programs, None, &json!({"x-session-affinity": "c", "x-parent-session-id": "p"}), &Value::Null);
     let agent = agent.unwrap();
-    (0..MAX_IDS * 2).for_each(|number| programs.learn(&agent, &number.to_string()));
+    (0..MAX_IDS * 2).for_each(|number| programs.learn_response(&agent, &number.to_string()));
     assert!(programs.len() <= MAX_IDS);
 }
 

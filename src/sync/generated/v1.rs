@@ -43,7 +43,7 @@ pub struct Batch {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Event {
-    #[prost(oneof = "event::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "event::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub kind: ::core::option::Option<event::Kind>,
 }
 /// Nested message and enum types in `Event`.
@@ -74,6 +74,8 @@ pub mod event {
         Served(super::Served),
         #[prost(message, tag = "12")]
         Policy(super::Policy),
+        #[prost(message, tag = "13")]
+        SessionEnded(super::SessionEnded),
     }
 }
 /// A request was routed to an endpoint, and is in flight until `Ended`.
@@ -306,6 +308,13 @@ pub struct Stored {
     /// Hash of the id of the response under the cluster's key.
     #[prost(fixed64, tag = "2")]
     pub response: u64,
+}
+/// A session of an agent has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionEnded {
+    /// Hash of its tenant and its id under the cluster's key.
+    #[prost(fixed64, tag = "1")]
+    pub session: u64,
 }
 /// A reconciler has started a replica for these diversions, which count no more.
 #[derive(Clone, PartialEq, ::prost::Message)]

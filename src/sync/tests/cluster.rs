@@ -3,7 +3,7 @@
 use crate::pools::CacheLossSink;
 use crate::{
     BookedBlocks, MemoryBus, MemoryBusSettings, Outbox, OwnBooking, OwnRecord, PeerRecord, PoolView, QueueFlows,
-    Replica, ReplicaSettings, ServedFlow, SharedBooking, SharedPressure, StoredResponses, StrategyRecords,
+    Replica, ReplicaSettings, ServedFlow, Sessions, SharedBooking, SharedPressure, StoredResponses, StrategyRecords,
 };
 use attache_pool::health::HealthPolicy;
 use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
@@ -68,6 +68,12 @@ impl QueueFlows for Records {
 
     fn served(&self, served: ServedFlow) {
         self.0.lock().push(format!("{served:?}"));
+    }
+}
+
+impl Sessions for Records {
+    fn ended(&self, session: u64) {
+        self.0.lock().push(format!("session {session} ended"));
     }
 }
 
@@ -166,10 +172,11 @@ impl Cluster {
         cache.reconcile(&snapshot);
         let (store, losses, sent) = (Arc::new(SnapshotStore::default()), Arc::new(Losses::default()), Arc::default());
         store.publish(snapshot);
-        let (records, responses, pressure) = (Arc::default(), Arc::<Responses>::default(), Arc::default());
+        let (records, responses, pressure) = (Arc::<Records>::default(), Arc::<Responses>::default(), Arc::default());
         let settings = ReplicaSettings { name, sender: self.next_sender, seed: 7, origin: 0 };
         let replica = Replica::new(settings, Arc::clone(&sent) as Arc<dyn Outbox>, Arc::clone(&pressure));
         replica.set_responses(responses.clone());
+        replica.set_sessions(records.clone());
         let policies: Arc<ModelPolicies> = Arc::default();
         replica.set_policies(policies.clone());
         let replica = Arc::new(replica);

@@ -389,3 +389,20 @@ fn earlier_move_that_arrives_later_changes_nothing() {
     cluster.pass(2 * DELAY);
     assert_eq!(cluster.depths(&keys(20)), [[0, 0, 20]; 2]);
 }
+
+#[test]
+fn end_of_a_session_reaches_each_peer_once() {
+    let mut cluster = cluster(3);
+    cluster.bus.set(MemoryBusSettings { delay: DELAY, loss: 0.5, duplicates: 0.5, seed: 3, ..Default::default() });
+    for session in 1..=20 {
+        cluster.members[0].replica.session_ended(session, cluster.now);
+        cluster.pass(Duration::from_millis(3));
+    }
+    cluster.bus.set(MemoryBusSettings { delay: DELAY, ..MemoryBusSettings::default() });
+    cluster.pass(2 * HEARTBEAT_EVERY);
+    let mut told: Vec<Vec<String>> = cluster.members.iter().map(|member| member.records.0.lock().clone()).collect();
+    told.iter_mut().for_each(|told| told.sort());
+    let mut all: Vec<String> = (1..=20).map(|session| format!("session {session} ended")).collect();
+    all.sort();
+    assert_eq!(told, [Vec::new(), all.clone(), all], "those of this picker are no news to it");
+}

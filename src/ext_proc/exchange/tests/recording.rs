@@ -117,7 +117,7 @@ fn recording_of_ended_sessions_and_reservations_agrees() {
     let session = ("x-session-id", "s");
     let (one, two) = (ask(session), ask(session));
     assert_eq!(first(&one), first(&two), "the session has its endpoint, although others are idle");
-    picker.end_session(None, Some("s"), SessionEnd::Admin).unwrap();
+    picker.end_session(None, Some("s"), SessionEnd::Admin, Timestamp(0)).unwrap();
     let three = ask(session);
     assert_ne!(first(&one), first(&three), "the session has ended");
     let query = ExplainQuery { pool: None, path: PATH, headers: &[], body: &body, now: NOW };
