@@ -1,12 +1,12 @@
 //! Which agent sent a request: the program, the chain, its parent, and what the request is for.
 //!
 //! ```text
-//! headers ─▶ body ─▶ the response that it continues ─▶ prompt_cache_key         the first that names a session counts
+//! headers ─▶ body ─▶ the response that it continues ─▶ prompt_cache_key ─▶ its first tool call
 //! ```
 //!
-//! Clients choose all these ids. So they may change the cost and the order of requests, but never what a request may
-//! do, and what is remembered of them is bounded and kept apart by tenant. A request without any of them costs one look
-//! at each header name ([`may_name_session`]).
+//! The first that names a session counts. Clients choose all these ids. So they may change the cost and the order of
+//! requests, but never what a request may do, and what is remembered of them is bounded and kept apart by tenant. A
+//! request without any of them costs one look at each header name ([`may_name_session`]).
 
 use super::head::Head;
 use super::tenant::Tenant;
@@ -142,7 +142,8 @@ impl Programs {
     pub(super) fn identify(&self, head: &Head, request: Option<&Request<'_>>) -> Option<Box<AgentIdentity>> {
         let names_session = |r: &&Request<'_>| {
             let conversation = r.conversation.is_some() || r.previous_response_id.is_some();
-            conversation || r.session_id.is_some() || r.metadata_user_id.is_some() || r.prompt_cache_key.is_some()
+            let session = conversation || r.session_id.is_some() || r.metadata_user_id.is_some();
+            session || r.prompt_cache_key.is_some() || r.prompt.first_tool_call.is_some()
         };
         let request = request.filter(names_session);
         if request.is_none() && !head.names_session() {
@@ -188,6 +189,10 @@ impl Programs {
                 Some(Named::alone(program, IdentitySource::Inferred, "previous_response_id"))
             })
             .or_else(|| in_body(&request.prompt_cache_key, "prompt_cache_key"))
+            .or_else(|| {
+                let call = given(&request.prompt.first_tool_call).filter(|id| is_unique(id))?;
+                Some(Named::alone(call, IdentitySource::Inferred, "tool_call_id"))
+            })
     }
 
     /// Remembers the program of the request's chain, whose sub-agents name only their parent.
@@ -285,6 +290,16 @@ fn session_of_user(user: &str) -> Option<Cow<'_, str>> {
     }
     let (_, session) = user.strip_prefix("user_").and_then(|user| user.split_once("_session_"))?;
     valid(session).map(Cow::Borrowed)
+}
+
+/// Shortest random part in the ids of tool calls, characters: Ollama's `call_` with eight letters and digits.
+const RANDOM_CHARS: usize = 8;
+
+/// Whether no other conversation has a tool call of this id. Some servers count the calls of a conversation, and some
+/// gateways use the name of the tool: `functions.read_file:0`, `call_1`, `read_file`.
+fn is_unique(call: &str) -> bool {
+    let random = call.rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+    random.len() >= RANDOM_CHARS && random.bytes().any(|byte| byte.is_ascii_digit())
 }
 
 /// Whether this id is the address of a server, as AIBrix returns it to clients.

@@ -123,6 +123,8 @@ pub struct Prompt<'a> {
     pub media_tokens: u64,
     /// Number of prompts in the request; 0 when none could be read.
     pub count: u32,
+    /// Id of the first tool call whose result the conversation has. A server made it, and each later turn has it again.
+    pub first_tool_call: Option<Cow<'a, str>>,
     /// Whether the first prompt, or the system prompt, has more pieces than are stored (`DEFAULT_BYTES_PER_PIECE`).
     pub is_cut: bool,
 }

@@ -48,7 +48,7 @@ attache_types::labels! {
         Header => "header",
         /// A field of the request body.
         Body => "body",
-        /// An earlier request: this one continues its response.
+        /// An earlier request, whose response this one continues or has in its prompt.
         Inferred => "inferred",
     }
 }

@@ -1,11 +1,13 @@
 //! The end of an agent's session, through real Envoy and on the admin port.
 
+use crate::replicas::{Pair, picker, pool, until_peer};
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
 use crate::support::client::{self, Http, Reply};
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
+use crate::support::nats::NatsProcess;
 use crate::support::process::eventually;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -16,7 +18,12 @@ const CHAT: &str = "/v1/chat/completions?kind=sse&size=200&events=2";
 
 /// Sends a request with these headers, and returns the response after its end.
 async fn ask(to: SocketAddr, headers: &[(&'static str, &str)]) -> Reply {
-    let body = json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": true}).to_string();
+    ask_with(to, headers, &json!([{"role": "user", "content": "a"}])).await
+}
+
+/// Sends a request with these headers and these messages, and returns the response after its end.
+async fn ask_with(to: SocketAddr, headers: &[(&'static str, &str)], messages: &Value) -> Reply {
+    let body = json!({"model": "m", "messages": messages, "stream": true}).to_string();
     let mut request = client::request("POST", to, Http::H1, CHAT, Payload::sized(body.into()));
     for (name, value) in headers {
         let value = HeaderValue::from_str(value).expect("a value");
@@ -91,6 +98,54 @@ async fn session_ends_by_the_gateway_by_the_admin_port_and_by_the_header_of_its_
     for (by, ends) in [("gateway", 3.0), ("admin", 2.0)] {
         assert_eq!(picker.metric(&format!("attache_sessions_ended_total{{by=\"{by}\"}}")).await, ends, "{by}");
     }
+    envoy.assert_picker_was_correct().await;
+    picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_that_ends_on_one_picker_ends_on_the_others() {
+    let (nats, echo) = (NatsProcess::start().await, Echo::start().await);
+    let config = pool("least-request", &[echo.address]) + "exchange: {tenant: {header: x-tenant}}\n";
+    let pair = Pair::of([picker(&config, "a", &nats.url()).await, picker(&config, "b", &nats.url()).await]).await;
+    let [a, b] = &pair.pickers;
+    until_peer(b, "a").await;
+    // Both pickers know the program of two tenants.
+    for tenant in ["acme", "other"] {
+        for to in pair.to {
+            ask(to, &[ROOT, ("x-tenant", tenant)]).await;
+            ask(to, &[&CHILD[..], &[("x-tenant", tenant)]].concat()).await;
+        }
+    }
+    let (_, said) = finish(a.metrics, "?session_id=root&tenant=acme").await;
+    assert_eq!((&said["known"], &said["requests"]), (&json!(true), &json!(2)), "{said}");
+    b.until_metric("attache_sessions_ended_total{by=\"peer\"}", 1.0).await;
+    let known = async |tenant: &str| finish(b.metrics, &format!("?session_id=root&tenant={tenant}")).await.1;
+    let acme = known("acme").await;
+    assert_eq!(acme["known"], false, "it has ended there: {acme}");
+    let other = known("other").await;
+    assert_eq!((&other["known"], &other["requests"]), (&json!(true), &json!(2)), "the other tenant's has not: {other}");
+    a.until_metric("attache_sessions_ended_total{by=\"peer\"}", 1.0).await;
+    pair.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_after_a_tool_call_belong_to_one_program_without_an_id_of_the_client() {
+    let echo = Echo::start().await;
+    let picker = AttacheProcess::start(&[echo.address], &["--engine=none"]).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    let mut messages = vec![json!({"role": "user", "content": "Mend the test"})];
+    for (turn, call) in ["call_4f9d2c71", "call_0b8e6a35"].into_iter().enumerate() {
+        let function = json!({"name": "read", "arguments": "{}"});
+        let calls = json!([{"id": call, "type": "function", "function": function}]);
+        messages.push(json!({"role": "assistant", "content": null, "tool_calls": calls}));
+        messages.push(json!({"role": "tool", "tool_call_id": call, "content": "ok"}));
+        let id = format!("turn-{turn}");
+        ask_with(to, &[("x-request-id", &id)], &messages.clone().into()).await;
+        assert_eq!(program_of(&picker, &id).await, "call_4f9d2c71");
+    }
+    let (_, said) = finish(picker.metrics, "?session_id=call_4f9d2c71").await;
+    assert_eq!((&said["known"], &said["requests"]), (&json!(true), &json!(2)), "{said}");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }

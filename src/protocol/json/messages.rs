@@ -200,6 +200,9 @@ impl<'de> ValueShape<'de> for MessageNode<'_, 'de> {
                 | "thinking" => walk.value(Loose { out: &mut *out, field })?,
                 "name" | "tool_call_id" | "call_id" | "tool_use_id" => {
                     if let Some(label) = walk.value(Name)? {
+                        if name != "name" && out.prompt.first_tool_call.is_none() {
+                            out.prompt.first_tool_call = Some(label.clone());
+                        }
                         out.add_text_bytes(label.len());
                         out.piece(|| Piece::Label(label));
                     }
