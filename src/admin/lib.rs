@@ -281,9 +281,14 @@ async fn on_pages_thread(State(pages): State<Handle>, request: Request, next: Ne
     })
 }
 
-async fn metrics(State(state): State<AdminState>) -> Response {
+async fn metrics(State(state): State<AdminState>, headers: HeaderMap) -> Response {
     match state.metrics.text(|| state.clock.now()) {
-        Some(text) => ([(header::CONTENT_TYPE, metrics_page::CONTENT_TYPE)], text).into_response(),
+        Some(text) => {
+            let accept: Vec<&str> =
+                headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+            let (media_type, text) = metrics_page::for_client(text, &accept);
+            ([(header::CONTENT_TYPE, media_type), (header::VARY, "accept")], text).into_response()
+        }
         None => (StatusCode::INTERNAL_SERVER_ERROR, "the metrics can't be encoded\n").into_response(),
     }
 }

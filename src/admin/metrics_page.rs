@@ -1,15 +1,20 @@
 //! The page `/metrics`. Rendering takes a tenth of a second with thousands of endpoints, and every pod may ask for it.
 //! All requesters therefore share one rendering once rendering has used its part of the time.
+//!
+//! The page is OpenMetrics text, or Prometheus's older text format for clients that only ask for `text/plain`.
 
 use attache_types::clock::Timestamp;
 use axum::body::Bytes;
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Media type of the page.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Media type of OpenMetrics text.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Media type of Prometheus's older text format.
+const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Largest age of a page that is sent again. Scrape intervals are longer.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// Part of the time that rendering may take, as a divisor: half.
@@ -69,6 +74,65 @@ impl MetricsPage {
         *last = Some(Rendering { text: text.clone(), begun, cost, left: left.saturating_sub(cost), ended });
         Some(text)
     }
+
+    /// The same in Prometheus's text format 0.0.4.
+    pub fn plain(&self, now: impl FnMut() -> Timestamp) -> Option<String> {
+        self.text(now).as_deref().and_then(|text| std::str::from_utf8(text).ok()).map(plain)
+    }
+}
+
+/// The page in the format for a client with these values of `accept`, and its media type. A client that names no format
+/// gets OpenMetrics text.
+pub(crate) fn for_client(text: Bytes, accept: &[&str]) -> (&'static str, Bytes) {
+    let ranges = || accept.iter().flat_map(|value| value.split(',')).filter_map(|range| range.split(';').next());
+    let asks_for = |media: &str| ranges().any(|range| range.trim().eq_ignore_ascii_case(media));
+    let is_plain = asks_for("text/plain") && !asks_for("application/openmetrics-text");
+    match std::str::from_utf8(&text) {
+        Ok(open_metrics) if is_plain => (PLAIN, plain(open_metrics).into()),
+        _ => (OPEN_METRICS, text),
+    }
+}
+
+/// The same metrics in Prometheus's text format 0.0.4: families have the names of their samples, and there are neither
+/// units nor exemplars.
+fn plain(open_metrics: &str) -> String {
+    let (mut out, mut help) = (String::with_capacity(open_metrics.len()), None);
+    for line in open_metrics.lines() {
+        let mut words = line.splitn(4, ' ');
+        match [words.next(), words.next(), words.next(), words.next()] {
+            [Some("#"), Some("HELP"), Some(_), text] => help = text,
+            [Some("#"), Some("TYPE"), Some(family), Some(metric_type)] => {
+                let (suffix, metric_type) = match metric_type {
+                    "counter" => ("_total", "counter"),
+                    "info" => ("_info", "gauge"),
+                    "unknown" => ("", "untyped"),
+                    other => ("", other),
+                };
+                let help = help.take().unwrap_or_default();
+                // Writing to a string does not fail.
+                let _ = writeln!(out, "# HELP {family}{suffix} {help}\n# TYPE {family}{suffix} {metric_type}");
+            }
+            [Some("#"), ..] => {}
+            _ => {
+                out.push_str(without_exemplar(line));
+                out.push('\n');
+            }
+        }
+    }
+    out
+}
+
+/// A sample without the exemplar behind its value. Values of labels, in quotes, may have any characters.
+fn without_exemplar(sample: &str) -> &str {
+    let (mut quoted, mut escaped) = (false, false);
+    let end = sample.bytes().position(|byte| {
+        if !escaped {
+            quoted ^= byte == b'"';
+        }
+        escaped = byte == b'\\' && !escaped;
+        byte == b'#' && !quoted
+    });
+    end.and_then(|end| sample.get(..end)).unwrap_or(sample).trim_end()
 }
 
 #[cfg(test)]
@@ -116,5 +180,55 @@ mod tests {
         assert!((20..=30).contains(&rendered), "{rendered} renderings");
         let longest = all.chunk_by(|a, b| a.1 == b.1).map(|same| same.len()).max();
         assert!(longest <= Some(1_000), "an older page was sent: {longest:?} requests");
+    }
+
+    #[test]
+    fn plain_text_is_for_clients_that_only_ask_for_it() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1";
+        for (accept, media) in [
+            (&[][..], OPEN_METRICS),
+            (&["*/*"][..], OPEN_METRICS),
+            (&[prometheus][..], OPEN_METRICS),
+            (&["text/html", "Text/Plain; version=0.0.4"][..], PLAIN),
+            (&["text/plain", "application/openmetrics-text"][..], OPEN_METRICS),
+            (&["text/plainer"][..], OPEN_METRICS),
+        ] {
+            assert_eq!(for_client(Bytes::from_static(b"# EOF\n"), accept).0, media, "{accept:?}");
+        }
+    }
+
+    #[test]
+    fn plain_text_has_families_by_the_names_of_their_samples_and_no_exemplars() {
+        let open_metrics = r#"# HELP requests Number of requests.
+# TYPE requests counter
+requests_total{path="a \" # {b\\"} 3
+# HELP wait_seconds Time.
+# TYPE wait_seconds histogram
+# UNIT wait_seconds seconds
+wait_seconds_sum 0.5
+wait_seconds_bucket{le="+Inf"} 2 # {trace_id="00ab"} 0.25
+# HELP build Version.
+# TYPE build info
+build_info{version="1"} 1
+# HELP x A value.
+# TYPE x unknown
+x NaN
+# EOF
+"#;
+        let expected = r#"# HELP requests_total Number of requests.
+# TYPE requests_total counter
+requests_total{path="a \" # {b\\"} 3
+# HELP wait_seconds Time.
+# TYPE wait_seconds histogram
+wait_seconds_sum 0.5
+wait_seconds_bucket{le="+Inf"} 2
+# HELP build_info Version.
+# TYPE build_info gauge
+build_info{version="1"} 1
+# HELP x A value.
+# TYPE x untyped
+x NaN
+"#;
+        assert_eq!(plain(open_metrics), expected);
     }
 }

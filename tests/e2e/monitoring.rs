@@ -10,6 +10,7 @@ use crate::support::nats::NatsProcess;
 use crate::support::process::{eventually, repository, scratch};
 use crate::support::prometheus::{PrometheusProcess, program};
 use crate::support::sim::SimProcess;
+use bytes::Bytes;
 use http::HeaderValue;
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener};
@@ -32,6 +33,29 @@ fn promtool_accepts_the_rules_and_their_unit_tests() {
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success() && said.contains("SUCCESS"), "{arguments:?}: {said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn promtool_reads_the_metrics_in_the_older_text_format() {
+    let servers = SimProcess::start(2, &[]).await;
+    let picker = AttacheProcess::start(&servers.servers, &[]).await;
+    let get = async |accept: &'static str| {
+        let mut request = client::request("GET", picker.metrics, Http::H1, "/metrics", Payload::sized(Bytes::new()));
+        request.headers_mut().insert("accept", HeaderValue::from_static(accept));
+        client::send(picker.metrics, Http::H1, request).await.expect("the page")
+    };
+    let newer = get("application/openmetrics-text; version=1.0.0,text/plain;version=0.0.4;q=0.5").await;
+    assert!(newer.header("content-type").starts_with("application/openmetrics-text"));
+    let plain = get("text/plain").await;
+    assert_eq!(plain.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+    let directory = scratch("metrics");
+    let file = directory.path().join("metrics.txt");
+    std::fs::write(&file, &plain.body).expect("writing the page");
+    let page = std::fs::File::open(&file).expect("the page");
+    let output = Command::new(program("promtool")).args(["check", "metrics"]).stdin(page).output();
+    let output = output.expect("running promtool");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && said.is_empty(), "{said}");
 }
 
 /// The model servers of four pools: with KV events, with a queue, with prefill servers, and with a server that is down.
