@@ -7,6 +7,7 @@ use super::instruments::{Instruments, PREFIX};
 use super::pages::PageParts;
 use super::{App, Assembled, Reload, assemble, ports, reach, report_end};
 use anyhow::Context;
+use attache_admin::MetricsPage;
 use attache_config::Settings;
 use attache_ext_proc::Processor;
 use attache_feeds::found::PoolReader;
@@ -37,9 +38,16 @@ pub struct Embedded {
     pub readiness: Readiness,
     /// Runtime with its timers and background work.
     pub runtime: Handle,
+    metrics: Arc<MetricsPage>,
 }
 
 impl Embedded {
+    /// All metrics, in Prometheus's text format 0.0.4; `None` if one can't be encoded.
+    #[must_use]
+    pub fn metrics(&self) -> Option<String> {
+        self.metrics.plain(|| self.clock.now())
+    }
+
     /// Writes the rest of the recording, if there is one. Nothing that comes later is in it.
     pub fn end_recording(&self) {
         if let Some(recorder) = &self.processor.picker.recorder {
@@ -109,16 +117,22 @@ async fn serve(
     app.sync.iter().for_each(|sync| registry.register_collector(Box::new(sync.collector(app.clock))));
     app.show();
     tokio::spawn(reach::watch(app.views.clone(), app.clock));
-    if let Some(address) = host.admin {
-        let rendering = ports::pages_thread(stop.clone())?;
-        let pages = PageParts { rendering, registry: root, guard, refusals, logs }.assemble(&app);
-        tokio::spawn(serve_admin(address, listeners.admin, pages, stop.clone()));
-    }
+    let metrics = match host.admin {
+        Some(address) => {
+            let rendering = ports::pages_thread(stop.clone())?;
+            let pages = PageParts { rendering, registry: root, guard, refusals, logs }.assemble(&app);
+            let metrics = pages.metrics.clone();
+            tokio::spawn(serve_admin(address, listeners.admin, pages, stop.clone()));
+            metrics
+        }
+        None => Arc::new(MetricsPage::new(root)),
+    };
     loaded(Embedded {
         processor: app.processor.clone(),
         clock: app.clock,
         readiness: readiness.clone(),
         runtime: Handle::current(),
+        metrics,
     });
     tokio::select! {
         () = stop.cancelled() => {}

@@ -5,6 +5,9 @@ use crate::settings::BootstrapSettings;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The page of Envoy's admin port with the metrics of the picker.
+pub const METRICS_PATH: &str = "/attache/metrics";
+
 /// The extension of one Envoy.
 #[derive(Debug)]
 pub struct Bootstrap {
@@ -23,6 +26,12 @@ impl Bootstrap {
         let waits = settings.wait_until_ready && !process.validates;
         let patience = waits.then_some(Duration::from_secs(settings.ready_timeout_seconds));
         Ok(Self { picker, patience })
+    }
+
+    /// The content of the page with the metrics; `None` until the picker has loaded its configuration.
+    #[must_use]
+    pub fn metrics(&self) -> Option<String> {
+        self.picker.loaded()?.metrics()
     }
 
     /// Calls `proceed` once Envoy may open its listeners: at once, or later on another thread.

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code, reason = "Envoy is called, and calls, by C functions with pointers")]
 
-use crate::bootstrap::{self, Bootstrap};
+use crate::bootstrap::{self, Bootstrap, METRICS_PATH};
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
 use crate::cluster::{Cluster, ClusterConfig, Host, HostList};
 use crate::filter::{Filter, FilterConfig, Flow};
@@ -28,10 +28,6 @@ use tracing::Level;
 const FILTER: &[u8] = b"pick";
 /// Levels of Envoy's log, from `trace`.
 const LEVELS: [Level; 5] = [Level::TRACE, Level::DEBUG, Level::INFO, Level::WARN, Level::ERROR];
-/// The first values of Envoy's enums for the outcome of a hook.
-const CONTINUE: u32 = 0;
-const STOP: u32 = 1;
-const STOP_WITHOUT_BUFFER: u32 = 3;
 /// Dynamic metadata of the stream, not of a route or a host.
 const DYNAMIC: u32 = 0;
 
@@ -116,6 +112,8 @@ functions_of_envoy! {
     bootstrap_extension_config_scheduler_commit(Ptr, u64);
     bootstrap_extension_config_scheduler_delete(Ptr);
     bootstrap_extension_config_signal_init_complete(Ptr);
+    bootstrap_extension_register_admin_handler(Ptr, Buffer, Buffer, bool, bool) -> bool;
+    bootstrap_extension_admin_set_response(Ptr, Buffer);
 
     cluster_add_hosts(
         Ptr, u32, *const Buffer, *const u32, *const Buffer, *const Buffer, *const Buffer, *const Buffer, usize, usize,
@@ -404,18 +402,6 @@ fn in_stream(envoy: Ptr, filter: Object, hook: impl FnOnce(&Filter, &Envoy) -> F
     caught.unwrap_or(Flow::Continue)
 }
 
-fn headers_status(flow: Flow) -> u32 {
-    if flow == Flow::Continue { CONTINUE } else { STOP }
-}
-
-fn body_status(flow: Flow) -> u32 {
-    match flow {
-        Flow::Continue => CONTINUE,
-        Flow::Hold => STOP,
-        Flow::Discard => STOP_WITHOUT_BUFFER,
-    }
-}
-
 /// Hooks that Envoy calls: names behind `envoy_dynamic_module_on_`.
 macro_rules! hooks {
     ($(fn $name:ident($($argument:tt: $t:ty),*) $(-> $result:ty)? $body:block)*) => {
@@ -440,6 +426,9 @@ hooks! {
             let commit = bootstrap_extension_config_scheduler_commit;
             let scheduler = Scheduler { object, commit, delete: bootstrap_extension_config_scheduler_delete };
             bootstrap.when_ready(move || scheduler.schedule());
+            let (path, help) = (Buffer::of(METRICS_PATH.as_bytes()), Buffer::of(b"metrics of Attache"));
+            // Envoy may have no admin port. Another extension may have the page.
+            ask!(bootstrap_extension_register_admin_handler(envoy, path, help, true, false));
             Ok(bootstrap)
         })
     }
@@ -454,6 +443,15 @@ hooks! {
 
     fn bootstrap_extension_new(config: Object, _envoy: Ptr) -> Object {
         config
+    }
+
+    fn bootstrap_extension_admin_request(
+        envoy: Ptr, config: Object, _method: Buffer, _path: Buffer, _body: Buffer) -> u32 {
+        // SAFETY: `config_new` made it.
+        let metrics = guarded(None, || unsafe { &*config.cast::<Bootstrap>() }.metrics());
+        let (status, text) = metrics.map_or((503, "no metrics yet\n".to_owned()), |text| (200, text));
+        ask!(bootstrap_extension_admin_set_response(envoy, Buffer::of(text.as_bytes())));
+        status
     }
 
     fn bootstrap_extension_shutdown(_envoy: Ptr, _extension: Object, done: EventCallback, context: Ptr) {
@@ -510,12 +508,12 @@ hooks! {
     }
 }
 
-/// Hooks with a part of a stream: the function of [`Filter`], and the function that turns its [`Flow`] into a status.
+/// Hooks with a part of a stream: the function of [`Filter`], and the function of [`Flow`] for its status.
 macro_rules! stream_hooks {
     ($($name:ident($($end:ident)?) => $hook:ident -> $status:ident;)*) => {
         hooks! {
             $(fn $name(envoy: Ptr, filter: Object $(, $end: bool)?) -> u32 {
-                $status(in_stream(envoy, filter, |filter, envoy| filter.$hook(envoy $(, $end)?)))
+                in_stream(envoy, filter, |filter, envoy| filter.$hook(envoy $(, $end)?)).$status()
             })*
         }
     };
@@ -579,7 +577,6 @@ unused_hooks! {
     bootstrap_extension_http_callout_done(Ptr, Object, u64, u32, *const Pair, usize, *const Buffer, usize);
     bootstrap_extension_timer_fired(Ptr, Object, Ptr);
     bootstrap_extension_file_changed(Ptr, Object, Buffer, u32);
-    bootstrap_extension_admin_request(Ptr, Object, Buffer, Buffer, Buffer) -> u32 = 404;
     bootstrap_extension_cluster_add_or_update(Ptr, Object, Buffer);
     bootstrap_extension_cluster_removal(Ptr, Object, Buffer);
     bootstrap_extension_listener_add_or_update(Ptr, Object, Buffer);

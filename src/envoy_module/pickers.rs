@@ -76,6 +76,12 @@ impl Picker {
         Ok(picker)
     }
 
+    /// What has been loaded; `None` until then.
+    #[must_use]
+    pub fn loaded(&self) -> Option<&Embedded> {
+        self.loaded.get()
+    }
+
     /// What decides; `None` until the pools are known.
     #[must_use]
     pub fn serving(&self) -> Option<&Embedded> {

@@ -377,6 +377,11 @@ async fn retry_takes_the_next_endpoint_of_the_list() {
     let page = client::get(inside.metrics, "/decisions").await.expect("a page");
     let page = String::from_utf8_lossy(&page.body).into_owned();
     assert!(page.contains(&servers[1].to_string()), "{page}");
+    // The refused connections count, although another server responded.
+    let refused = servers[0].to_string();
+    let of_refused = |endpoint: &serde_json::Value| endpoint["address"] == refused;
+    let endpoint = inside.endpoints().await.into_iter().find(of_refused).expect("the endpoint");
+    assert_eq!((&endpoint["ejections"], &endpoint["status"]), (&json!(1), &json!("ejected")), "{endpoint}");
 }
 
 fn queueing_pool(server: SocketAddr, ttl: &str) -> String {
@@ -473,6 +478,30 @@ async fn clients_that_leave_leave_nothing_behind() {
         assert!(books.outcomes.get("client_aborted").is_some_and(|count| *count >= 2), "{books:?}");
     }
     assert_eq!(inside.metric("attache_queued_requests").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_are_on_a_page_of_envoys_admin_port() {
+    let echoes = four().await;
+    let servers = addresses(&echoes);
+    let inside = Inside::start(&list_pool(&servers, "random"), servers).await;
+    assert_eq!(post(inside.clients(), Http::H1, CHAT, Payload::sized(chat(300, false, 1)), &[]).await.status, 200);
+    inside.assert_settled().await;
+    let reply = client::get(inside.envoy.admin, "/attache/metrics?any=key").await.expect("Envoy's page");
+    assert!(reply.header("content-type").starts_with("text/plain"), "{:?}", reply.headers);
+    // The same samples as on the picker's own page in this format, apart from those that the requests for pages change.
+    let mut request = client::request("GET", inside.metrics, Http::H1, "/metrics", Payload::sized(Bytes::new()));
+    request.headers_mut().insert("accept", HeaderValue::from_static("text/plain"));
+    let own = client::send(inside.metrics, Http::H1, request).await.expect("the picker's page");
+    let samples = |reply: &Reply| -> BTreeSet<String> {
+        let text = String::from_utf8_lossy(&reply.body);
+        let stays = |line: &&str| line.starts_with('#') || line.starts_with("attache_streams_total");
+        text.lines().filter(stays).map(str::to_owned).collect()
+    };
+    let (page, own) = (samples(&reply), samples(&own));
+    assert_eq!(page, own);
+    assert!(page.contains("# TYPE attache_streams_total counter") && page.len() > 100, "{page:?}");
+    assert!(page.iter().any(|line| line.starts_with("attache_streams_total{") && line.ends_with(" 1")), "{page:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
