@@ -579,12 +579,19 @@ proptest! {
         }
         // Each queued request is dequeued once all before it have ended.
         loop {
-            streams.iter_mut().for_each(|s| {
-                s.take_preemption();
-                s.wakes(NOW);
-            });
-            let Some(at) = streams.iter().position(One::goes) else { break };
-            streams.swap_remove(at).ends();
+            let mut moved = false;
+            for one in &mut streams {
+                let waited = one.waiting.is_some();
+                // It frees the endpoint for a request that may have been looked at already.
+                moved |= one.take_preemption();
+                one.wakes(NOW);
+                moved |= waited && one.waiting.is_none();
+            }
+            match streams.iter().position(One::goes) {
+                Some(at) => streams.swap_remove(at).ends(),
+                None if moved => {}
+                None => break,
+            }
         }
         prop_assert!(streams.iter().all(|s| s.waiting.is_none()));
         drop(streams);
