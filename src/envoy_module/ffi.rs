@@ -12,9 +12,10 @@
 use crate::bootstrap::{self, Bootstrap, METRICS_PATH};
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
 use crate::cluster::{Cluster, ClusterConfig, Host, HostList};
-use crate::filter::{Filter, FilterConfig, Flow};
-use crate::pickers::{Picker, Process};
+use crate::filter::Flow;
+use crate::pickers::Process;
 use crate::settings;
+use crate::stream::{StreamConfig, StreamFilter};
 use parking_lot::RwLock;
 use std::ffi::{c_char, c_void};
 use std::net::SocketAddr;
@@ -24,8 +25,6 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use tracing::Level;
 
-/// The filter's name in Envoy's configuration.
-const FILTER: &[u8] = b"pick";
 /// Levels of Envoy's log, from `trace`.
 const LEVELS: [Level; 5] = [Level::TRACE, Level::DEBUG, Level::INFO, Level::WARN, Level::ERROR];
 /// Dynamic metadata of the stream, not of a route or a host.
@@ -393,9 +392,9 @@ fn destroyed<T>(object: Object) {
 }
 
 /// Runs a hook of a stream. After a panic, the stream passes without Attaché.
-fn in_stream(envoy: Ptr, filter: Object, hook: impl FnOnce(&Filter, &Envoy) -> Flow) -> Flow {
+fn in_stream(envoy: Ptr, filter: Object, hook: impl FnOnce(&dyn StreamFilter, &Envoy) -> Flow) -> Flow {
     // SAFETY: `created` made it. Hooks of one stream run on one thread and share it: a hook can run inside another.
-    let filter = unsafe { &*filter.cast::<Filter>() };
+    let filter = unsafe { &**filter.cast::<Box<dyn StreamFilter>>() };
     let began = filter.now();
     let caught = catch_unwind(AssertUnwindSafe(|| hook(filter, &Envoy(envoy))));
     guarded((), || filter.hook_ended(began, caught.is_err()));
@@ -468,32 +467,25 @@ hooks! {
 
 hooks! {
     fn http_filter_config_new(_envoy: Ptr, name: Buffer, config: Buffer) -> Object {
-        created(|| {
-            if name.bytes() != FILTER {
-                return Err(format!("no filter {:?}; `filter_name` must be `pick`", name.text()));
-            }
-            let settings: settings::FilterSettings = settings::read(config.bytes())?;
-            let picker = Picker::open(&settings.config_file, settings.outputs(), process())?;
-            Ok(Arc::new(FilterConfig::new(picker, &settings)))
-        })
+        created(|| StreamConfig::open(name.bytes(), config.bytes(), process()))
     }
 
     fn http_filter_config_destroy(config: Object) {
-        destroyed::<Arc<FilterConfig>>(config);
+        destroyed::<StreamConfig>(config);
     }
 
     fn http_filter_new(config: Object, _envoy: Ptr) -> Object {
         // SAFETY: `config_new` made it.
-        created(|| Ok(Filter::new(unsafe { &*config.cast::<Arc<FilterConfig>>() }.clone())))
+        created(|| Ok(unsafe { &*config.cast::<StreamConfig>() }.filter()))
     }
 
     fn http_filter_destroy(filter: Object) {
-        destroyed::<Filter>(filter);
+        destroyed::<Box<dyn StreamFilter>>(filter);
     }
 
     fn http_filter_scheduled(envoy: Ptr, filter: Object, _event: u64) {
         // SAFETY: as in `in_stream`.
-        let held = guarded(false, || unsafe { &*filter.cast::<Filter>() }.holds());
+        let held = guarded(false, || unsafe { &**filter.cast::<Box<dyn StreamFilter>>() }.holds());
         let flow = in_stream(envoy, filter, |filter, envoy| filter.scheduled(envoy));
         if held && flow == Flow::Continue {
             Envoy(envoy).continue_request();
@@ -508,7 +500,7 @@ hooks! {
     }
 }
 
-/// Hooks with a part of a stream: the function of [`Filter`], and the function of [`Flow`] for its status.
+/// Hooks with a part of a stream: the function of [`StreamFilter`], and the function of [`Flow`] for its status.
 macro_rules! stream_hooks {
     ($($name:ident($($end:ident)?) => $hook:ident -> $status:ident;)*) => {
         hooks! {

@@ -7,11 +7,13 @@
 //! while an event is handled, and such callbacks come after that. A hook inside another finds the state borrowed only
 //! if a callback is used wrongly; it then lets the stream pass.
 
+use crate::attempt::NumberedRequest;
 use crate::callbacks::{Answer, Callbacks, Chunk, Headers};
 use crate::messages::{self, AttributedMessage, MetadataKey};
 use crate::pickers::Picker;
 use crate::replies::{self, Moment};
 use crate::settings::FilterSettings;
+use crate::stream::StreamFilter;
 use attache_ext_proc::driver::{Driver, Failure};
 use attache_ext_proc::exchange::GatewayCall;
 use attache_ext_proc::mode::Modes;
@@ -113,6 +115,8 @@ struct Stream {
     announced: Option<u64>,
     /// Length that has arrived, bytes.
     arrived: u64,
+    /// Has Envoy's attempts, if the cluster has the upstream filter.
+    numbered: Option<NumberedRequest>,
 }
 
 impl Filter {
@@ -125,126 +129,6 @@ impl Filter {
             is_over: Cell::new(false),
             #[cfg(feature = "faults")]
             fault: RefCell::default(),
-        }
-    }
-
-    /// The request headers; `end`: no body follows.
-    pub fn request_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
-        // First of all: nothing that fails later may let the client name its server.
-        envoy.remove_header(Headers::Request, DESTINATION);
-        #[cfg(feature = "faults")]
-        self.read_fault(envoy);
-        self.enter("request_headers");
-        let Some(picker) = self.config.picker.serving() else { return self.undecided(envoy) };
-        let config = picker.processor.picker.config();
-        let exchange = Exchange::new(picker.processor.clone(), picker.clock.now()).of_call(self.config.call.clone());
-        let exchange = exchange.in_modes(Modes::INSIDE).falling_back(self.config.fail_open);
-        let driver = Driver::new(exchange, &picker.processor, picker.clock);
-        let claim: Option<MetadataKey> = config.settings.tenant.as_ref().and_then(claim_of);
-        let message = messages::request_headers(envoy, end, claim.as_ref());
-        let announced = announced(&message.0);
-        if !end {
-            envoy.raise_buffer_limit(config.limits.max_body_bytes.saturating_add(BUFFER_MARGIN_BYTES));
-        }
-        {
-            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
-            state.holds = true;
-            let runtime = picker.runtime.clone();
-            state.stream = Some(Stream { driver, runtime, waker: None, announced, arrived: 0 });
-        }
-        self.handle(envoy, Some(message), Moment::Other)
-    }
-
-    /// A chunk of the request body; `end`: the last one.
-    pub fn request_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
-        self.enter("request_body");
-        {
-            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
-            let holds = state.holds;
-            let Some(stream) = state.stream.as_mut() else { return Flow::Continue };
-            stream.arrived += envoy.body_len(Chunk::ReceivedRequest) as u64;
-            if !holds && !stream.driver.exchange().reads_rest() {
-                return Flow::Continue;
-            }
-        }
-        let message = messages::request_body(envoy.body(Chunk::ReceivedRequest), end);
-        self.handle(envoy, Some(message), Moment::Body)
-    }
-
-    /// The request trailers.
-    pub fn request_trailers(&self, envoy: &dyn Callbacks) -> Flow {
-        self.enter("request_trailers");
-        if !self.holds() {
-            return Flow::Continue;
-        }
-        self.handle(envoy, Some(messages::request_trailers()), Moment::Other)
-    }
-
-    /// The waker of the exchange was woken. The caller lets a request continue that was held before.
-    pub fn scheduled(&self, envoy: &dyn Callbacks) -> Flow {
-        self.enter("scheduled");
-        match self.handle(envoy, None, Moment::Other) {
-            Flow::Continue if self.is_over.get() => Flow::Discard,
-            flow => flow,
-        }
-    }
-
-    /// The response headers; `end`: no body follows.
-    pub fn response_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
-        self.enter("response_headers");
-        if self.passes() {
-            return Flow::Continue;
-        }
-        // Envoy responds to a request that is still held, after a timeout of its own.
-        if self.holds() {
-            self.release();
-            return Flow::Continue;
-        }
-        self.handle(envoy, Some(messages::response_headers(envoy, end)), Moment::Other);
-        Flow::Continue
-    }
-
-    /// A chunk of the response body; `end`: the last one.
-    pub fn response_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
-        self.enter("response_body");
-        if !self.passes() {
-            let message = messages::response_body(envoy.body(Chunk::ReceivedResponse), end);
-            self.handle(envoy, Some(message), Moment::Body);
-        }
-        Flow::Continue
-    }
-
-    /// The response trailers.
-    pub fn response_trailers(&self, envoy: &dyn Callbacks) -> Flow {
-        self.enter("response_trailers");
-        if !self.passes() {
-            self.handle(envoy, Some(messages::response_trailers()), Moment::Other);
-        }
-        Flow::Continue
-    }
-
-    /// The stream is over, complete or not.
-    pub fn complete(&self) {
-        self.enter("stream_complete");
-        self.is_over.set(true);
-        self.release();
-    }
-
-    /// The time, if a picker decides.
-    #[must_use]
-    pub fn now(&self) -> Option<Timestamp> {
-        Some(self.config.picker.serving()?.clock.now())
-    }
-
-    /// A hook ends that has kept Envoy's worker since `began`. After a panic, the stream passes without Attaché from now on.
-    pub fn hook_ended(&self, began: Option<Timestamp>, panicked: bool) {
-        if let Some(picker) = self.config.picker.serving() {
-            let metrics = &picker.processor.metrics;
-            began.iter().for_each(|&began| metrics.hook_took(picker.clock.now().since(began)));
-            metrics.panics.inc_by(u64::from(panicked));
-        }
-        if panicked {
-            self.release();
         }
     }
 
@@ -266,12 +150,6 @@ impl Filter {
 
     #[cfg(not(feature = "faults"))]
     fn enter(&self, _hook: &str) {}
-
-    /// Whether the request is held back.
-    #[must_use]
-    pub fn holds(&self) -> bool {
-        self.state.try_borrow().is_ok_and(|state| state.holds)
-    }
 
     fn passes(&self) -> bool {
         self.state.try_borrow().is_ok_and(|state| state.stream.is_none())
@@ -323,6 +201,126 @@ impl Filter {
             self.release();
         }
         flow
+    }
+}
+
+impl StreamFilter for Filter {
+    fn request_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        // First of all: nothing that fails later may let the client name its server.
+        envoy.remove_header(Headers::Request, DESTINATION);
+        #[cfg(feature = "faults")]
+        self.read_fault(envoy);
+        self.enter("request_headers");
+        let Some(picker) = self.config.picker.serving() else { return self.undecided(envoy) };
+        let config = picker.processor.picker.config();
+        let exchange = Exchange::new(picker.processor.clone(), picker.clock.now()).of_call(self.config.call.clone());
+        let exchange = exchange.in_modes(Modes::INSIDE).falling_back(self.config.fail_open);
+        let driver = Driver::new(exchange, &picker.processor, picker.clock);
+        let claim: Option<MetadataKey> = config.settings.tenant.as_ref().and_then(claim_of);
+        let message = messages::request_headers(envoy, end, claim.as_ref());
+        let announced = announced(&message.0);
+        if !end {
+            envoy.raise_buffer_limit(config.limits.max_body_bytes.saturating_add(BUFFER_MARGIN_BYTES));
+        }
+        {
+            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
+            state.holds = true;
+            let (runtime, numbered) = (picker.runtime.clone(), NumberedRequest::new(envoy));
+            state.stream = Some(Stream { driver, runtime, waker: None, announced, arrived: 0, numbered });
+        }
+        self.handle(envoy, Some(message), Moment::Other)
+    }
+
+    fn request_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("request_body");
+        {
+            let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
+            let holds = state.holds;
+            let Some(stream) = state.stream.as_mut() else { return Flow::Continue };
+            stream.arrived += envoy.body_len(Chunk::ReceivedRequest) as u64;
+            if !holds && !stream.driver.exchange().reads_rest() {
+                return Flow::Continue;
+            }
+        }
+        let message = messages::request_body(envoy.body(Chunk::ReceivedRequest), end);
+        self.handle(envoy, Some(message), Moment::Body)
+    }
+
+    fn request_trailers(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("request_trailers");
+        if !self.holds() {
+            return Flow::Continue;
+        }
+        self.handle(envoy, Some(messages::request_trailers()), Moment::Other)
+    }
+
+    fn scheduled(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("scheduled");
+        match self.handle(envoy, None, Moment::Other) {
+            Flow::Continue if self.is_over.get() => Flow::Discard,
+            flow => flow,
+        }
+    }
+
+    fn response_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("response_headers");
+        if self.passes() {
+            return Flow::Continue;
+        }
+        // Envoy responds to a request that is still held, after a timeout of its own.
+        if self.holds() {
+            self.release();
+            return Flow::Continue;
+        }
+        let mut message = messages::response_headers(envoy, end);
+        if let Ok(state) = self.state.try_borrow() {
+            let numbered = state.stream.as_ref().and_then(|stream| stream.numbered.as_ref());
+            message.1.earlier = numbered.map(NumberedRequest::earlier).unwrap_or_default();
+        }
+        self.handle(envoy, Some(message), Moment::Other);
+        Flow::Continue
+    }
+
+    fn response_body(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
+        self.enter("response_body");
+        if !self.passes() {
+            let message = messages::response_body(envoy.body(Chunk::ReceivedResponse), end);
+            self.handle(envoy, Some(message), Moment::Body);
+        }
+        Flow::Continue
+    }
+
+    fn response_trailers(&self, envoy: &dyn Callbacks) -> Flow {
+        self.enter("response_trailers");
+        if !self.passes() {
+            self.handle(envoy, Some(messages::response_trailers()), Moment::Other);
+        }
+        Flow::Continue
+    }
+
+    fn complete(&self) {
+        self.enter("stream_complete");
+        self.is_over.set(true);
+        self.release();
+    }
+
+    fn now(&self) -> Option<Timestamp> {
+        Some(self.config.picker.serving()?.clock.now())
+    }
+
+    fn hook_ended(&self, began: Option<Timestamp>, panicked: bool) {
+        if let Some(picker) = self.config.picker.serving() {
+            let metrics = &picker.processor.metrics;
+            began.iter().for_each(|&began| metrics.hook_took(picker.clock.now().since(began)));
+            metrics.panics.inc_by(u64::from(panicked));
+        }
+        if panicked {
+            self.release();
+        }
+    }
+
+    fn holds(&self) -> bool {
+        self.state.try_borrow().is_ok_and(|state| state.holds)
     }
 }
 

@@ -3,7 +3,8 @@
 //! [`filter`] is the HTTP filter: it gives headers and body chunks to the same [`Exchange`](attache_ext_proc::Exchange)
 //! that serves ext-proc, and applies its replies ([`replies`]) through [`Callbacks`](callbacks::Callbacks).
 //! [`bootstrap`] is the bootstrap extension: readiness and shutdown. [`cluster`] gives Envoy the servers of a pool.
-//! [`pickers`] has the picker of each configuration file.
+//! [`attempt`] is the upstream filter: it tells the HTTP filter which servers failed before a retry. [`pickers`] has the
+//! picker of each configuration file.
 //!
 //! **Owns** the library `libattache_envoy.so`, its settings in Envoy's configuration, and every `unsafe` block of the
 //! program (`ffi.rs`).
@@ -15,6 +16,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+pub mod attempt;
 pub mod bootstrap;
 pub mod callbacks;
 pub mod cluster;
@@ -29,3 +31,4 @@ pub mod replies;
 #[cfg(any(test, fuzzing))]
 pub mod script;
 pub mod settings;
+pub mod stream;

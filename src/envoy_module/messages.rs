@@ -14,7 +14,7 @@ use std::collections::HashMap;
 pub type MetadataKey = (String, String);
 
 /// The served endpoint, which the policy `override_host` reports there.
-const SERVED: &str = "x-gateway-destination-endpoint-served";
+pub(crate) const SERVED: &str = "x-gateway-destination-endpoint-served";
 
 /// A message without attributes, and the attributes that the filter has read.
 pub type AttributedMessage = (ProcessingRequest, Attributes);

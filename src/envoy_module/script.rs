@@ -2,6 +2,7 @@
 
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
 use crate::filter::{Filter, Flow};
+use crate::stream::StreamFilter;
 use attache_scheduling::router::DESTINATION;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

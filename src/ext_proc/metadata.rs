@@ -2,7 +2,7 @@
 //! of a response, tenants.
 
 use attache_picker::head::{Header, is_identity};
-use attache_picker::in_flight::{Origin, ResponseHead};
+use attache_picker::in_flight::{EarlierAttempt, Origin, ResponseHead};
 use attache_pool::Endpoint;
 use attache_scheduling::Subset;
 use attache_scheduling::router::DESTINATION_NAMESPACE;
@@ -33,6 +33,8 @@ pub struct Attributes {
     pub upstream_address: Option<String>,
     /// `upstream.request_attempt_count`: endpoints that were tried.
     pub attempts: Option<f64>,
+    /// What Envoy tried before the endpoint that served. Only its upstream filter knows it, not an attribute.
+    pub earlier: Vec<EarlierAttempt>,
 }
 
 impl Attributes {
@@ -108,7 +110,7 @@ pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
 pub fn response_head<'a>(
     headers: Option<&HeaderMap>,
     metadata: Option<&'a Metadata>,
-    attributes: &Attributes,
+    attributes: &'a Attributes,
     shows_body: bool,
 ) -> ResponseHead<'a> {
     let reported = reported(metadata);
@@ -119,6 +121,7 @@ pub fn response_head<'a>(
         served: served.and_then(|address| address.parse().ok()),
         reported,
         retried: attributes.retried(),
+        earlier: &attributes.earlier,
         shows_body,
         ..ResponseHead::default()
     };

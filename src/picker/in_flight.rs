@@ -55,7 +55,7 @@ mod reports;
 mod scanner;
 mod warnings;
 
-pub use fields::{HeaderChanges, Origin, ResponseHead};
+pub use fields::{EarlierAttempt, HeaderChanges, Origin, ResponseHead};
 pub use warnings::ResponseWarnings;
 
 /// A decided request, as its stream knows it.
@@ -195,6 +195,7 @@ impl InFlight {
         (self.status, self.sse, self.origin) = (head.status, head.sse, head.origin);
         self.reports.status(head.status);
         self.blocks.answered(head.retried);
+        self.health.attempted(head, now, &*picker.observer);
         self.follow(head, now, picker);
         self.health.judge(head, self.meets && head.shows_body, now, &*picker.observer);
         self.release(head.untaken(), now, picker);

@@ -37,6 +37,17 @@ pub struct ResponseHead<'a> {
     pub retried: Option<bool>,
     /// The body will be shown to the picker.
     pub shows_body: bool,
+    /// What the gateway tried before the endpoint that served, in its order; empty if it does not say.
+    pub earlier: &'a [EarlierAttempt],
+}
+
+/// An attempt of the gateway that it did not pass on to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EarlierAttempt {
+    /// The server; `None` if it is unknown.
+    pub server: Option<SocketAddr>,
+    /// HTTP status of its response; `None` without one.
+    pub status: Option<u16>,
 }
 
 impl ResponseHead<'_> {

@@ -98,8 +98,25 @@ impl WorkerHealth {
         }
     }
 
-    /// Envoy has retried on `served`, and the endpoint that was tried first counts as failed. A request that failed on
-    /// every endpoint may be the cause itself.
+    /// What the gateway's attempts before the last one show about their endpoints.
+    pub(super) fn attempted(&mut self, head: &ResponseHead<'_>, now: Timestamp, observer: &dyn Observer) {
+        if head.earlier.is_empty() {
+            return;
+        }
+        let snapshot = self.reporter.pool.store.load();
+        for attempt in head.earlier {
+            let outcome = attempt.status.map_or(Some(unanswered(head)), HealthOutcome::of_status);
+            let Some((server, outcome)) = attempt.server.zip(outcome) else { continue };
+            if server == self.responder.endpoint.spec.address {
+                self.responder.record(outcome, &self.reporter, now, observer);
+            } else if let Some(state) = snapshot.position(server).and_then(|place| snapshot.get(place)) {
+                self.reporter.record(&state.endpoint, outcome, now, observer);
+            }
+        }
+    }
+
+    /// Envoy has retried on `served`. If it does not say what it tried before, the endpoint of the decision counts as
+    /// failed.
     pub(super) fn retried(
         &mut self,
         head: &ResponseHead<'_>,
@@ -107,9 +124,9 @@ impl WorkerHealth {
         now: Timestamp,
         observer: &dyn Observer,
     ) {
-        let failed_everywhere = head.origin == Origin::Server && head.status >= 500;
-        let outcome = if failed_everywhere { HealthOutcome::ErrorResponse } else { HealthOutcome::ConnectFailure };
-        self.responder.record(outcome, &self.reporter, now, observer);
+        if head.earlier.is_empty() {
+            self.responder.record(unanswered(head), &self.reporter, now, observer);
+        }
         self.responder = Worker::new(served.clone(), false, &self.reporter.tape);
     }
 
@@ -166,8 +183,16 @@ impl WorkerHealth {
     }
 }
 
+/// What an attempt without a response shows, if it was not the last one. A request that failed on every endpoint may be
+/// the cause itself.
+fn unanswered(last: &ResponseHead<'_>) -> HealthOutcome {
+    let failed_everywhere = last.origin == Origin::Server && last.status >= 500;
+    if failed_everywhere { HealthOutcome::ErrorResponse } else { HealthOutcome::ConnectFailure }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::fields::EarlierAttempt;
     use super::*;
     use crate::decide::tests::fixture::{Fixture, NOW, Parts};
     use crate::split::PrefillOutcome;
@@ -264,6 +289,28 @@ mod tests {
         health.judge(&status(200), false, later(), &fixture.events);
         assert_eq!(outcomes(&fixture), 2);
         assert_eq!(second.health.availability(later(), &HealthPolicy::default()), Availability::Open);
+    }
+
+    #[test]
+    fn attempts_that_the_gateway_shows_are_judged_one_by_one() {
+        let fixture = Parts::default().build();
+        let (plan, first) = probe(&fixture);
+        let second = fixture.snapshot.load().endpoints[1].endpoint.clone();
+        let attempt = |endpoint: &Endpoint, status| EarlierAttempt { server: Some(endpoint.spec.address), status };
+        let unknown = EarlierAttempt { server: Some(([10, 9, 9, 9], 1).into()), status: None };
+        let earlier = [attempt(&second, None), attempt(&first, Some(503)), unknown, attempt(&second, None)];
+        let head = ResponseHead { earlier: &earlier, ..status(200) };
+        let mut health = workers(&plan);
+        health.attempted(&head, later(), &fixture.events);
+        assert_eq!(outcomes(&fixture), 3);
+        let ejected = |endpoint: &Endpoint| endpoint.health.availability(later(), &HealthPolicy::default());
+        assert_eq!(ejected(&first), Availability::Ejected, "its probe failed");
+        assert_eq!(ejected(&second), Availability::Ejected, "two refused connections");
+        health.retried(&head, &second, later(), &fixture.events);
+        assert_eq!(outcomes(&fixture), 0, "the first endpoint counts once");
+        let unsupported = [attempt(&first, Some(501))];
+        health.attempted(&ResponseHead { earlier: &unsupported, ..status(200) }, later(), &fixture.events);
+        assert_eq!(outcomes(&fixture), 0, "a 501 says nothing about a server");
     }
 
     /// A request that a prefill worker shares, which a sidecar calls or Attaché.

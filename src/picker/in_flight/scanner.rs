@@ -129,6 +129,7 @@ mod tests {
         reported: None,
         retried: None,
         shows_body: true,
+        earlier: &[],
     };
 
     fn scanner() -> Scanner {

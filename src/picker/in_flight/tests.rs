@@ -14,6 +14,7 @@ const HEAD: ResponseHead<'static> = ResponseHead {
     reported: None,
     retried: None,
     shows_body: true,
+    earlier: &[],
 };
 
 fn begin(fixture: &Fixture, mut plan: Box<Plan>) -> InFlight {

@@ -116,3 +116,50 @@ async fn failures_of_servers_are_judged_as_by_ext_proc() {
     inside.assert_settled().await;
     picker.assert_settled().await;
 }
+
+/// The upstream filter of a cluster, as the page about Attaché inside Envoy shows it.
+const UPSTREAM_FILTER: &str = r#"
+        http_filters:
+        - name: attempt
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter
+            dynamic_module_config: *library
+            filter_name: attempt
+        - name: envoy.filters.http.upstream_codec
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_attempt_is_judged_with_the_upstream_filter() {
+    let echoes = four().await;
+    let mut servers = addresses(&echoes);
+    let refuses = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    (servers[0], servers[1]) = (faulty().await, refuses.local_addr().expect("an address"));
+    drop(refuses);
+    let text = servers[..3].iter().fold(list_pool(&servers[..3], "round-robin"), |text, server| {
+        text.replace(&format!("\"{server}\""), &format!("{{address: \"{server}\", engine: none}}"))
+    });
+    let edit = |bootstrap: String| {
+        let (codec, retries) = ("        explicit_http_config: {http_protocol_options: {}}\n", "retry_on: ");
+        assert!(bootstrap.contains(codec) && bootstrap.contains(retries), "{bootstrap}");
+        let with_filter = bootstrap.replace(codec, &format!("{codec}{}", UPSTREAM_FILTER.trim_start_matches('\n')));
+        with_filter.replace(retries, "retry_on: 5xx,")
+    };
+    let inside = Inside::edited(&text, servers, edit).await;
+    // The lists of servers begin with the one that responds 503, and then with the one that refuses connections.
+    for _ in 0..2 {
+        let reply = client::post(inside.clients(), &format!("{CHAT}?fault=503"), chat(300, false, 1)).await;
+        let reply = reply.expect("a response");
+        assert_eq!((reply.status.as_u16(), reply.header("x-echo-server")), (200, &*servers[2].to_string()));
+    }
+    inside.assert_settled().await;
+    let endpoints = inside.endpoints().await;
+    let cause = |server: SocketAddr| {
+        let found = endpoints.iter().find(|endpoint| endpoint["address"] == server.to_string());
+        found.unwrap_or_else(|| panic!("no {server}")).get("ejection").map(|ejection| ejection["cause"].clone())
+    };
+    assert_eq!(cause(servers[1]), Some(json!("connect_failure")), "it refused twice, once as the second server");
+    assert_eq!(cause(servers[0]), Some(Value::Null), "it responded 503 once");
+    assert_eq!(cause(servers[2]), Some(Value::Null));
+}
