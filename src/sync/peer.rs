@@ -518,8 +518,10 @@ impl PeerState {
     /// Gives up the missing batches up to `at_batch` that their sender no longer has. It says in its full state which
     /// is the first one that it has; 0 is unknown.
     fn skip_to(&mut self, at_batch: u64, first_kept: u64) {
-        let had = first_kept.checked_sub(1).filter(|_| !self.received.is_hopeless());
-        self.received.skip_to(had.map_or(at_batch, |gone| gone.min(at_batch)));
+        // All of them, if the picker has just met the peer: it imports the prompts with an index.
+        let skips_all = self.received.is_hopeless() || self.received.lacks(1);
+        let gone = first_kept.checked_sub(1).filter(|_| !skips_all);
+        self.received.skip_to(gone.map_or(at_batch, |gone| gone.min(at_batch)));
     }
 
     /// Replaces the requests in flight by those `at_batch`, and keeps what later batches have changed.
