@@ -5,9 +5,8 @@
 //! see, and the attempts of a request are collected under this number.
 
 use crate::callbacks::{Callbacks, Headers, Metadatum};
-use crate::filter::Flow;
 use crate::messages::SERVED;
-use crate::stream::StreamFilter;
+use crate::stream::{Flow, StreamFilter};
 use attache_picker::in_flight::EarlierAttempt;
 use attache_scheduling::router::DESTINATION_NAMESPACE;
 use parking_lot::Mutex;
@@ -26,22 +25,14 @@ static CONFIGURATIONS: AtomicUsize = AtomicUsize::new(0);
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 static REQUESTS: Mutex<BTreeMap<u64, Arc<Attempts>>> = Mutex::new(BTreeMap::new());
 
-/// A cluster's configuration with this filter.
+/// A cluster's configuration with this filter. While there is one, requests are numbered.
 #[derive(Debug)]
 pub struct AttemptConfig(());
 
-impl AttemptConfig {
-    /// Requests are numbered from now on.
-    #[must_use]
-    pub fn new() -> Self {
-        CONFIGURATIONS.fetch_add(1, Relaxed);
-        Self(())
-    }
-}
-
 impl Default for AttemptConfig {
     fn default() -> Self {
-        Self::new()
+        CONFIGURATIONS.fetch_add(1, Relaxed);
+        Self(())
     }
 }
 

@@ -12,10 +12,10 @@
 use crate::bootstrap::{self, Bootstrap, METRICS_PATH};
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
 use crate::cluster::{Cluster, ClusterConfig, Host, HostList};
-use crate::filter::Flow;
+use crate::filters::StreamConfig;
 use crate::pickers::Process;
 use crate::settings;
-use crate::stream::{StreamConfig, StreamFilter};
+use crate::stream::{Flow, StreamFilter};
 use parking_lot::RwLock;
 use std::ffi::{c_char, c_void};
 use std::net::SocketAddr;

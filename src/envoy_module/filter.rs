@@ -13,7 +13,7 @@ use crate::messages::{self, AttributedMessage, MetadataKey};
 use crate::pickers::Picker;
 use crate::replies::{self, Moment};
 use crate::settings::FilterSettings;
-use crate::stream::StreamFilter;
+use crate::stream::{Flow, StreamFilter};
 use attache_ext_proc::driver::{Driver, Failure};
 use attache_ext_proc::exchange::GatewayCall;
 use attache_ext_proc::mode::Modes;
@@ -32,40 +32,6 @@ use tokio::runtime::Handle;
 
 /// 1 MiB beyond the longest body of the limits, so that Attaché rejects a longer one before Envoy does.
 const BUFFER_MARGIN_BYTES: u64 = 1 << 20;
-
-/// Values of Envoy's enums for the outcome of a hook.
-const CONTINUE: u32 = 0;
-const STOP: u32 = 1;
-const STOP_WITHOUT_BUFFER: u32 = 3;
-
-/// What Envoy does with the data of a hook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
-    /// Passes it on.
-    Continue,
-    /// Holds it back.
-    Hold,
-    /// Discards it: the stream has been answered.
-    Discard,
-}
-
-impl Flow {
-    /// Envoy's value for the outcome of a hook with headers or trailers.
-    #[must_use]
-    pub fn headers_status(self) -> u32 {
-        if self == Self::Continue { CONTINUE } else { STOP }
-    }
-
-    /// Envoy's value for the outcome of a hook with a chunk of a body.
-    #[must_use]
-    pub fn body_status(self) -> u32 {
-        match self {
-            Self::Continue => CONTINUE,
-            Self::Hold => STOP,
-            Self::Discard => STOP_WITHOUT_BUFFER,
-        }
-    }
-}
 
 /// The filter of one listener or route.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 //! [`filter`] is the HTTP filter: it gives headers and body chunks to the same [`Exchange`](attache_ext_proc::Exchange)
 //! that serves ext-proc, and applies its replies ([`replies`]) through [`Callbacks`](callbacks::Callbacks).
 //! [`bootstrap`] is the bootstrap extension: readiness and shutdown. [`cluster`] gives Envoy the servers of a pool.
-//! [`attempt`] is the upstream filter: it tells the HTTP filter which servers failed before a retry. [`pickers`] has the
-//! picker of each configuration file.
+//! [`attempt`] is the upstream filter, from which the HTTP filter learns which servers failed before a retry. [`pickers`]
+//! has the picker of each configuration file.
 //!
 //! **Owns** the library `libattache_envoy.so`, its settings in Envoy's configuration, and every `unsafe` block of the
 //! program (`ffi.rs`).
@@ -24,6 +24,7 @@ pub mod cluster;
 #[cfg(not(any(test, fuzzing)))]
 mod ffi;
 pub mod filter;
+pub mod filters;
 pub mod log;
 pub mod messages;
 pub mod pickers;

@@ -1,8 +1,8 @@
 //! Envoy's side of a stream, for tests and for the fuzz target: what the filter sees, and what it asks for.
 
 use crate::callbacks::{Answer, Attribute, Callbacks, Chunk, Headers, Metadatum};
-use crate::filter::{Filter, Flow};
-use crate::stream::StreamFilter;
+use crate::filter::Filter;
+use crate::stream::{Flow, StreamFilter};
 use attache_scheduling::router::DESTINATION;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

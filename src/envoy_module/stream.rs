@@ -1,12 +1,41 @@
-//! The HTTP filters of the library by their names in Envoy's configuration.
+//! What the filters of a stream have in common: their hooks, and what Envoy does after one.
 
-use crate::attempt::{Attempt, AttemptConfig};
 use crate::callbacks::Callbacks;
-use crate::filter::{Filter, FilterConfig, Flow};
-use crate::pickers::{Picker, Process};
-use crate::settings::{self, FilterSettings};
 use attache_types::clock::Timestamp;
-use std::sync::Arc;
+
+/// Values of Envoy's enums for the outcome of a hook.
+const CONTINUE: u32 = 0;
+const STOP: u32 = 1;
+const STOP_WITHOUT_BUFFER: u32 = 3;
+
+/// What Envoy does with the data of a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Passes it on.
+    Continue,
+    /// Holds it back.
+    Hold,
+    /// Discards it: the stream has been answered.
+    Discard,
+}
+
+impl Flow {
+    /// Envoy's value for the outcome of a hook with headers or trailers.
+    #[must_use]
+    pub fn headers_status(self) -> u32 {
+        if self == Self::Continue { CONTINUE } else { STOP }
+    }
+
+    /// Envoy's value for the outcome of a hook with a chunk of a body.
+    #[must_use]
+    pub fn body_status(self) -> u32 {
+        match self {
+            Self::Continue => CONTINUE,
+            Self::Hold => STOP,
+            Self::Discard => STOP_WITHOUT_BUFFER,
+        }
+    }
+}
 
 /// The hooks of a filter of one stream. Those that a filter lacks let the stream pass.
 pub trait StreamFilter {
@@ -56,43 +85,4 @@ pub trait StreamFilter {
     /// A hook ends that has kept Envoy's worker since `began`. After a panic, the stream passes without Attaché from now
     /// on.
     fn hook_ended(&self, _began: Option<Timestamp>, _panicked: bool) {}
-}
-
-/// A filter in Envoy's configuration.
-#[derive(Debug)]
-pub enum StreamConfig {
-    /// `pick`, of a listener or a route.
-    Pick(Arc<FilterConfig>),
-    /// `attempt`, of a cluster.
-    Attempt(AttemptConfig),
-}
-
-impl StreamConfig {
-    /// The filter of this name with these settings.
-    ///
-    /// # Errors
-    /// There is no such filter, its settings are invalid, or the picker can't start.
-    pub fn open(name: &[u8], settings: &[u8], process: Process) -> Result<Self, String> {
-        match name {
-            b"pick" => {
-                let settings: FilterSettings = settings::read(settings)?;
-                let picker = Picker::open(&settings.config_file, settings.outputs(), process)?;
-                Ok(Self::Pick(Arc::new(FilterConfig::new(picker, &settings))))
-            }
-            b"attempt" => Ok(Self::Attempt(AttemptConfig::new())),
-            other => {
-                let name = String::from_utf8_lossy(other);
-                Err(format!("no filter {name:?}; `filter_name` must be `pick` or `attempt`"))
-            }
-        }
-    }
-
-    /// The filter for a new stream.
-    #[must_use]
-    pub fn filter(&self) -> Box<dyn StreamFilter> {
-        match self {
-            Self::Pick(config) => Box::new(Filter::new(config.clone())),
-            Self::Attempt(_) => Box::new(Attempt::default()),
-        }
-    }
 }

@@ -57,7 +57,7 @@ impl Picker {
         program.or(chain)
     }
 
-    /// Tells peers that a session has ended. They get a hash of it, because ids may be credentials.
+    /// Announces the end of a session to the other pickers, by its hash, because ids may be credentials.
     fn announce(&self, tenant: Option<&str>, id: &str, now: Timestamp) {
         if let Some(replica) = &self.replica {
             replica.session_ended(self.programs.session(tenant, id), now);

@@ -60,7 +60,7 @@ struct Arriving {
 
 /// What is known of a prompt whose keys are needed. The answer may be of an earlier moment than this.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
+struct WantedPrompt {
     /// Its keys are at least this many.
     blocks: usize,
     /// The endpoint that has computed it; 0 if only the answer names it.
@@ -106,8 +106,8 @@ pub(crate) struct PeerState {
     answered_at: Option<Timestamp>,
     /// Requests whose keys are needed, because their blocks refer to an unknown path or because their booking was
     /// missed.
-    unknown_paths: BTreeMap<u64, Wanted>,
-    /// Sessions that it has ended, until the picker is told.
+    unknown_paths: BTreeMap<u64, WantedPrompt>,
+    /// Sessions that the peer has ended, and that this picker still has to end.
     pub(crate) ended_sessions: Vec<u64>,
 }
 
@@ -150,7 +150,7 @@ impl PeerState {
         had
     }
 
-    /// Drops the requests in flight that do not stay. Nobody knows what has become of them.
+    /// Drops the requests in flight for which `stays` is false. How they ended is unknown.
     fn drop_requests(&mut self, stays: impl Fn(u64, &RemoteRequest) -> bool) {
         self.requests.retain(|request, remote| {
             if stays(*request, remote) {
@@ -243,11 +243,11 @@ impl PeerState {
     fn missed(&mut self, kind: &Kind) {
         // Its endpoint has computed the prompt, which is requested.
         if let Kind::Ended(v1::Ended { request, good: Some(true), moved_to, .. }) = kind {
-            self.want_path(*request, Wanted { blocks: 0, endpoint: *moved_to });
+            self.want_path(*request, WantedPrompt { blocks: 0, endpoint: *moved_to });
         }
     }
 
-    fn want_path(&mut self, request: u64, wanted: Wanted) {
+    fn want_path(&mut self, request: u64, wanted: WantedPrompt) {
         if self.unknown_paths.len() == MAX_UNKNOWN_PATHS {
             self.unknown_paths.pop_first();
         }
@@ -294,9 +294,9 @@ impl PeerState {
                     match remote.awaits {
                         Some(_) if ended.good == Some(true) => {
                             let blocks = remote.blocks + ended.keys.len();
-                            self.want_path(ended.request, Wanted { blocks, endpoint: remote.endpoint });
+                            self.want_path(ended.request, WantedPrompt { blocks, endpoint: remote.endpoint });
                         }
-                        // Nobody knows what its endpoint has computed.
+                        // How much of the prompt its endpoint has computed is unknown.
                         Some(_) => drop(self.unknown_paths.remove(&ended.request)),
                         None => {}
                     }
@@ -337,7 +337,7 @@ impl PeerState {
         remote.on_time = !self.late;
         if remote.awaits.is_some() {
             add(&cx.stats.unknown_paths, 1);
-            self.want_path(request, Wanted { blocks: remote.blocks, endpoint: 0 });
+            self.want_path(request, WantedPrompt { blocks: remote.blocks, endpoint: 0 });
         }
         self.digest ^= digest(request, remote.endpoint, remote.begun);
         self.blocks += remote.blocks;
@@ -358,7 +358,7 @@ impl PeerState {
 
     /// The keys of a prompt that this picker has asked for.
     fn placed(&mut self, placed: v1::Placed, cx: &mut ApplyContext<'_>) {
-        let Some(Wanted { blocks, endpoint }) = self.unknown_paths.get(&placed.request).copied() else { return };
+        let Some(WantedPrompt { blocks, endpoint }) = self.unknown_paths.get(&placed.request).copied() else { return };
         if !placed.keys.is_empty() && placed.keys.len() < blocks {
             return;
         }
@@ -375,8 +375,8 @@ impl PeerState {
                 let update = update(&blocks, keys, booking.endpoint(), &cache, cx.now);
                 booking.learn(cache, update, remote.begun, cx.now);
             }
-            // It has ended, so the endpoint has computed the prompt. While the news of that is still missing here, more
-            // blocks than were booked tell it: the others are those of the response.
+            // The request has ended, so the endpoint has computed the prompt. If its end has not arrived yet, it shows
+            // in the number of blocks: there are more than were booked, because those of the response follow.
             _ => {
                 let endpoint = if endpoint == 0 { placed.endpoint } else { endpoint };
                 let Some(found) = cx.pools.locate(endpoint) else { return };

@@ -81,7 +81,7 @@ pub(crate) struct RemoteRequest {
     pub(crate) cache: Option<Arc<PrefixCache>>,
     /// Facts about its blocks, while their keys are requested.
     pub(crate) awaits: Option<v1::Blocks>,
-    /// Number of its moves to other endpoints, and the batch that said last where it is.
+    /// Number of its moves to other endpoints, and the latest batch that named its endpoint.
     moves: u32,
     placed_in: u64,
     /// Its data-parallel rank on the endpoint.
@@ -158,7 +158,7 @@ impl RemoteRequest {
         }
     }
 
-    /// Makes up for changes that did not arrive before the end, which `batch` tells.
+    /// Applies the changes that the end names and that have not arrived. `batch` has the end.
     pub(crate) fn catch_up(&mut self, ended: &v1::Ended, batch: u64, digests: &mut u64, cx: &mut ApplyContext<'_>) {
         let v1::Ended { request, moved_to, .. } = *ended;
         if let Some(good) = ended.good {
@@ -167,7 +167,7 @@ impl RemoteRequest {
         }
     }
 
-    /// Applies a change of a request in flight, which `batch` tells.
+    /// Applies a change of a request in flight. `batch` has the change.
     pub(crate) fn change(
         &mut self,
         digests: &mut u64,

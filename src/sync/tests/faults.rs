@@ -338,7 +338,7 @@ fn full_state_of_long_prompts_has_parts_that_receivers_accept() {
 }
 
 #[test]
-fn prompt_that_is_told_after_its_end_and_before_the_news_of_it_is_recorded() {
+fn prompt_of_an_ended_request_is_recorded_although_its_end_was_lost() {
     let mut cluster = cluster(2);
     let reliable = MemoryBusSettings { delay: DELAY, ..MemoryBusSettings::default() };
     let lossy = MemoryBusSettings { loss: 1.0, ..reliable };

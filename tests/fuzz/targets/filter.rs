@@ -4,11 +4,11 @@
 #![no_main]
 
 use attache_envoy::callbacks::{Callbacks, Chunk};
-use attache_envoy::filter::{Filter, FilterConfig, Flow};
+use attache_envoy::filter::{Filter, FilterConfig};
 use attache_envoy::pickers::{Picker, Process};
 use attache_envoy::script::Script;
 use attache_envoy::settings::{FilterSettings, Outputs};
-use attache_envoy::stream::StreamFilter;
+use attache_envoy::stream::{Flow, StreamFilter};
 use attache_picker::event::StreamOutcome;
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};
