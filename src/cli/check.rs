@@ -66,8 +66,8 @@ struct FileCheck {
 
 impl FileCheck {
     fn read(path: &Path, inside: bool, deny_warnings: bool) -> Self {
-        let reading = ReloadSource::of_file_alone(path.to_owned()).read();
-        let reading = if inside { reading.for_inside() } else { reading };
+        let source = ReloadSource::of_file_alone(path.to_owned());
+        let reading = if inside { source.inside() } else { source }.read();
         let refused = reading.diagnostics.iter().any(|d| d.is_error() || deny_warnings);
         debug_assert_eq!(reading.settings.is_none(), reading.diagnostics.iter().any(Diagnostic::is_error));
         Self { path: path.to_owned(), reading, refused }

@@ -5,6 +5,7 @@ use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_USAGE};
 use attache_config::Settings;
 use attache_config::settings::PoolSettings;
+use attache_pool::{EndpointSpec, Roles};
 use attache_scheduling::router::{DESTINATION, DESTINATION_NAMESPACE, Destination};
 use clap::Args;
 use std::net::SocketAddr;
@@ -44,7 +45,7 @@ pub(super) fn envoy_config(args: &EnvoyConfigArgs) -> ExitCode {
         message("error: `--inside` is missing; for the ext-proc service, change the ports in a file of `envoy/`");
         return ExitCode::from(EXIT_USAGE);
     }
-    let reading = ReloadSource::of_file_alone(args.file.clone()).read().for_inside();
+    let reading = ReloadSource::of_file_alone(args.file.clone()).inside().read();
     message(reading.render(colour()));
     let Some(settings) = reading.settings else { return ExitCode::from(EXIT_CONFIG) };
     let printed = pool(&settings).and_then(|pool| Ok((bootstrap(&args.file, servers(pool)?)?, pool.destination)));
@@ -91,7 +92,16 @@ fn servers(pool: &PoolSettings) -> Result<Option<Vec<SocketAddr>>, String> {
              which the bootstrap reads; add it to `destination.metadata`"
         ));
     }
-    Ok((!are_found).then(|| pool.endpoints.iter().map(|endpoint| endpoint.address).collect()))
+    if are_found {
+        return Ok(None);
+    }
+    // A request without a decision gets a whole response from its server.
+    let serves = |endpoint: &&EndpointSpec| !endpoint.draining && Roles::of_labels(&endpoint.labels).has(Roles::DECODE);
+    let servers: Vec<SocketAddr> = pool.endpoints.iter().filter(serves).map(|endpoint| endpoint.address).collect();
+    if servers.is_empty() {
+        return Err(format!("pool `{name}` has no endpoint that generates responses"));
+    }
+    Ok(Some(servers))
 }
 
 /// The shipped bootstrap with these servers and this file, without the comment at its head.
@@ -153,6 +163,24 @@ mod tests {
         let rest = |text| lines(text).skip_while(|at| at.trim() != "connect_timeout: 2s").collect::<Vec<_>>();
         let listed = rest(BOOTSTRAP).into_iter().take_while(|at| at.trim() != "load_assignment:").collect::<Vec<_>>();
         assert_eq!(listed, rest(CLUSTER_BOOTSTRAP));
+    }
+
+    #[test]
+    fn servers_that_get_no_whole_requests_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("attache.yaml");
+        let listed = |endpoints: &str| {
+            let head = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: a\n  endpoints:\n";
+            std::fs::write(&file, format!("{head}{endpoints}")).unwrap();
+            let settings = ReloadSource::of_file_alone(file.clone()).inside().read().settings.unwrap();
+            servers(&settings.pools[0])
+        };
+        let found = listed(
+            "  - {address: '10.0.0.1:1', role: prefill}\n  - {address: '10.0.0.2:1', role: decode}\n  - '10.0.0.3:1'\n  \
+             - {address: '10.0.0.4:1', draining: true}\n  - {address: '10.0.0.5:1', role: encode}\n",
+        );
+        assert_eq!(found, Ok(Some(addresses(&["10.0.0.2:1", "10.0.0.3:1"]))));
+        assert!(listed("  - {address: '10.0.0.4:1', draining: true}\n").is_err());
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct ReloadSource {
     text: Option<String>,
     overrides: Overrides,
     surroundings: Surroundings,
+    /// The configuration is used inside Envoy.
+    inside: bool,
 }
 
 /// The result of reading a configuration.
@@ -37,11 +39,14 @@ pub struct ConfigReading {
 
 impl ConfigReading {
     /// Adds the diagnostics for a use inside Envoy. There are no settings if one of them is an error.
-    #[must_use]
-    pub fn for_inside(mut self) -> Self {
+    fn for_inside(mut self) -> Self {
         self.diagnostics.extend(inside::check(self.settings.as_ref(), self.text.as_ref()));
         self.diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |span| (span.line, span.column)));
         self.settings = self.settings.filter(|_| !self.diagnostics.iter().any(Diagnostic::is_error));
+        if let Some(settings) = &mut self.settings {
+            // A picker that does not lead would never be ready, and its Envoy would have no decisions.
+            settings.server.leader_election = false;
+        }
         self
     }
 
@@ -59,7 +64,13 @@ impl ReloadSource {
     pub fn new(path: Option<PathBuf>, text: Option<String>, overrides: Overrides) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let surroundings = Surroundings { cores, terminal: std::io::stderr().is_terminal() };
-        Self { path, text, overrides, surroundings }
+        Self { path, text, overrides, surroundings, inside: false }
+    }
+
+    /// The same for a use inside Envoy, with the checks for that.
+    #[must_use]
+    pub fn inside(self) -> Self {
+        Self { inside: true, ..self }
     }
 
     /// A file without the flags and variables with which it may be served later.
@@ -102,7 +113,8 @@ impl ReloadSource {
         let certificates: Vec<Diagnostic> = settings.iter().flat_map(|s| check_certificates(&s.server)).collect();
         let settings = settings.filter(|_| certificates.is_empty());
         diagnostics.extend(certificates);
-        ConfigReading { settings, diagnostics, text }
+        let reading = ConfigReading { settings, diagnostics, text };
+        if self.inside { reading.for_inside() } else { reading }
     }
 
     /// Reads a pool's own configuration, with the flags about pools.
@@ -156,4 +168,28 @@ fn check_certificates(server: &ServerSettings) -> impl Iterator<Item = Diagnosti
         Some(bad("server.tls.clientCaFile", error, help))
     });
     own.into_iter().chain(clients)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reading_for_a_use_inside_envoy_is_checked_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("attache.yaml");
+        let write = |more: &str| {
+            let head = "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: a, endpoints: ['127.0.0.1:1']}]\n";
+            std::fs::write(&path, format!("{head}{more}")).unwrap();
+        };
+        let inside = ReloadSource::of_file_alone(path.clone()).inside();
+        write("server: {leaderElection: true}\n");
+        let reading = inside.read();
+        assert!(reading.diagnostics.iter().any(|d| d.path == "server.leaderElection" && !d.is_error()));
+        assert!(!reading.settings.unwrap().server.leader_election, "each Envoy needs its picker");
+        // A reload reads the same source again.
+        write("exchange: {tenant: {metadata: envoy.filters.http.jwt_authn, path: [payload, sub]}}\n");
+        assert!(inside.read().settings.is_none());
+        assert!(ReloadSource::of_file_alone(path.clone()).read().settings.is_some());
+    }
 }

@@ -18,6 +18,7 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("server.grpcHealthPort", NO_PORTS),
     ("server.metricsPort", NO_PORTS),
     ("server.healthChecking", NO_PORTS),
+    ("server.leaderElection", "each Envoy decides its own requests, and Kubernetes can't take it out of service"),
     ("server.workers", "requests are decided on the worker threads of Envoy (`--concurrency`)"),
     ("server.tls", "the library has no connection with Envoy"),
     ("server.drain", NO_DRAIN),

@@ -27,6 +27,8 @@ pub enum Chunk {
 /// A property of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
+    /// Protocol of the client, such as `HTTP/1.1`.
+    RequestProtocol = 10,
     /// Why the response has its status, as text.
     ResponseCodeDetails = 16,
     /// Address of the client, `ip:port`.

@@ -391,14 +391,15 @@ fn destroyed<T>(object: Object) {
     guarded((), || drop(unsafe { Box::from_raw(object.cast_mut().cast::<T>()) }));
 }
 
-/// Runs a hook of a stream. After a panic, the stream passes without Attaché.
+/// Runs a hook of a stream.
 fn in_stream(envoy: Ptr, filter: Object, hook: impl FnOnce(&dyn StreamFilter, &Envoy) -> Flow) -> Flow {
     // SAFETY: `created` made it. Hooks of one stream run on one thread and share it: a hook can run inside another.
     let filter = unsafe { &**filter.cast::<Box<dyn StreamFilter>>() };
     let began = filter.now();
     let caught = catch_unwind(AssertUnwindSafe(|| hook(filter, &Envoy(envoy))));
-    guarded((), || filter.hook_ended(began, caught.is_err()));
-    caught.unwrap_or(Flow::Continue)
+    let flow = caught.unwrap_or_else(|_| guarded(Flow::Continue, || filter.panicked(&Envoy(envoy))));
+    guarded((), || filter.hook_ended(began));
+    flow
 }
 
 /// Hooks that Envoy calls: names behind `envoy_dynamic_module_on_`.

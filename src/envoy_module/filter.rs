@@ -133,16 +133,21 @@ impl Filter {
         }
     }
 
-    /// A request that no picker can decide.
-    fn undecided(&self, envoy: &dyn Callbacks) -> Flow {
+    /// A request that no exchange has decided. It is passed on without headers that name its server, or is rejected with
+    /// `error`. The rules are those of [`Exchange::falls_back`].
+    fn undecided(&self, envoy: &dyn Callbacks, error: &RequestError) -> Flow {
         let headers = envoy.headers(Headers::Request).into_iter().map(|(name, value)| Header { name, value });
         let head = Head::read(headers.collect());
-        head.reserved(false).for_each(|name| envoy.remove_header(Headers::Request, name));
-        if self.config.fail_open {
+        let config = self.config.picker.loaded().map(|embedded| embedded.processor.picker.config());
+        let withheld = config.as_ref().map(|config| config.headers_to_withhold(&head));
+        let withheld = withheld.unwrap_or_else(|| head.reserved(false).map(str::to_owned).collect());
+        withheld.iter().for_each(|name| envoy.remove_header(Headers::Request, name));
+        let reads_subset = config.as_ref().is_none_or(|config| !config.settings.disable_endpoint_subset_filter);
+        let is_confined = reads_subset && messages::has_subset(envoy) || config.is_some_and(|c| c.selects(&head));
+        if self.config.fail_open && !is_confined {
             return Flow::Continue;
         }
-        let error = RequestError::new(Reason::NoReadyEndpoint, "the endpoint picker does not know its pools yet");
-        let refusal = reply::refuse(&error, Api::from_path(head.path()).0.dialect());
+        let refusal = reply::refuse(error, Api::from_path(head.path()).0.dialect());
         if let Some(answer) = replies::apply(envoy, refusal, Moment::Other) {
             envoy.send(&answer);
         }
@@ -153,7 +158,7 @@ impl Filter {
     fn handle(&self, envoy: &dyn Callbacks, message: Option<AttributedMessage>, moment: Moment) -> Flow {
         let (answer, flow) = {
             let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
-            let answer = state.advance(envoy, message, moment, self.config.fail_open);
+            let answer = state.advance(envoy, message, moment);
             (answer, if state.holds { Flow::Hold } else { Flow::Continue })
         };
         let flow = match answer {
@@ -174,10 +179,17 @@ impl StreamFilter for Filter {
     fn request_headers(&self, envoy: &dyn Callbacks, end: bool) -> Flow {
         // First of all: nothing that fails later may let the client name its server.
         envoy.remove_header(Headers::Request, DESTINATION);
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.holds = true;
+        }
         #[cfg(feature = "faults")]
         self.read_fault(envoy);
         self.enter("request_headers");
-        let Some(picker) = self.config.picker.serving() else { return self.undecided(envoy) };
+        let Some(picker) = self.config.picker.serving() else {
+            self.release();
+            let unknown = RequestError::new(Reason::NoReadyEndpoint, "the endpoint picker does not know its pools yet");
+            return self.undecided(envoy, &unknown);
+        };
         let config = picker.processor.picker.config();
         let exchange = Exchange::new(picker.processor.clone(), picker.clock.now()).of_call(self.config.call.clone());
         let exchange = exchange.in_modes(Modes::INSIDE).falling_back(self.config.fail_open);
@@ -190,7 +202,6 @@ impl StreamFilter for Filter {
         }
         {
             let Ok(mut state) = self.state.try_borrow_mut() else { return Flow::Continue };
-            state.holds = true;
             let (runtime, numbered) = (picker.runtime.clone(), NumberedRequest::new(envoy));
             state.stream = Some(Stream { driver, runtime, waker: None, announced, arrived: 0, numbered });
         }
@@ -274,14 +285,21 @@ impl StreamFilter for Filter {
         Some(self.config.picker.serving()?.clock.now())
     }
 
-    fn hook_ended(&self, began: Option<Timestamp>, panicked: bool) {
-        if let Some(picker) = self.config.picker.serving() {
-            let metrics = &picker.processor.metrics;
-            began.iter().for_each(|&began| metrics.hook_took(picker.clock.now().since(began)));
-            metrics.panics.inc_by(u64::from(panicked));
+    fn panicked(&self, envoy: &dyn Callbacks) -> Flow {
+        if let Some(picker) = self.config.picker.loaded() {
+            picker.processor.metrics.panics.inc();
         }
-        if panicked {
-            self.release();
+        let held = self.holds();
+        self.release();
+        if !held {
+            return Flow::Continue;
+        }
+        self.undecided(envoy, &RequestError::new(Reason::Internal, "the endpoint picker failed on this request"))
+    }
+
+    fn hook_ended(&self, began: Option<Timestamp>) {
+        if let Some(picker) = self.config.picker.serving() {
+            began.iter().for_each(|&began| picker.processor.metrics.hook_took(picker.clock.now().since(began)));
         }
     }
 
@@ -291,18 +309,12 @@ impl StreamFilter for Filter {
 }
 
 impl State {
-    fn advance(
-        &mut self,
-        envoy: &dyn Callbacks,
-        message: Option<AttributedMessage>,
-        moment: Moment,
-        fail_open: bool,
-    ) -> Option<Answer> {
+    fn advance(&mut self, envoy: &dyn Callbacks, message: Option<AttributedMessage>, moment: Moment) -> Option<Answer> {
         let stream = self.stream.as_mut()?;
         let failure = stream.advance(envoy, message).err();
         let mut answer = None;
         if let Some(failure) = failure {
-            stream.give_up(failure, fail_open);
+            stream.give_up(failure);
         }
         while let Some(reply) = stream.driver.next_reply() {
             answer = answer.or(replies::apply(envoy, reply, moment));
@@ -333,23 +345,24 @@ impl Drop for Filter {
 impl Stream {
     fn advance(&mut self, envoy: &dyn Callbacks, message: Option<AttributedMessage>) -> Result<(), Failure> {
         let _runtime = self.runtime.enter();
-        let has_all = message.is_some() && self.announced.is_some_and(|length| length <= self.arrived);
+        let brings_last = message.is_some() && self.announced.is_some_and(|length| length <= self.arrived);
         if let Some(message) = message {
             self.driver.deliver(Event::MessageWith(Box::new(message)))?;
         }
-        // The hook with the end of the body follows at once, so no timer is needed for it.
-        if !self.driver.waits() || has_all && self.driver.exchange().collects() {
+        // The hook with the end of an HTTP/1 body follows at once, so no timer is needed for it. A client of HTTP/2 can
+        // hold the end back.
+        let ends_now = || brings_last && self.driver.exchange().collects() && messages::is_http1(envoy);
+        if !self.driver.waits() || ends_now() {
             return Ok(());
         }
         let waker = self.waker.get_or_insert_with(|| envoy.waker()).clone();
         self.driver.advance(&mut Context::from_waker(&waker))
     }
 
-    /// The exchange can't continue. A request without a decision is rejected, unless it may be passed on.
-    fn give_up(&mut self, failure: Failure, fail_open: bool) {
+    /// The exchange can't continue. A request without a decision is passed on or rejected.
+    fn give_up(&mut self, failure: Failure) {
         match failure {
-            // The panic itself has been logged.
-            Failure::Panicked if fail_open => self.driver.count_panic(),
+            // The panic itself has been logged. A request with a decision goes on.
             Failure::Panicked => {
                 let _ = self.driver.fail(0);
             }

@@ -32,6 +32,16 @@ pub fn request_headers(envoy: &dyn Callbacks, end_of_stream: bool, claim: Option
     (ProcessingRequest { metadata_context, ..message(headers) }, attributes)
 }
 
+/// Whether a filter in front allows only some servers for the request.
+pub fn has_subset(envoy: &dyn Callbacks) -> bool {
+    envoy.metadata(SUBSET_NAMESPACE, SUBSET_KEY).is_some()
+}
+
+/// Whether the client speaks HTTP/1.
+pub fn is_http1(envoy: &dyn Callbacks) -> bool {
+    envoy.text(Attribute::RequestProtocol).is_some_and(|protocol| protocol.starts_with("HTTP/1"))
+}
+
 /// The message with the response headers.
 pub fn response_headers(envoy: &dyn Callbacks, end_of_stream: bool) -> AttributedMessage {
     let headers = Request::ResponseHeaders(http_headers(envoy, Headers::Response, end_of_stream));

@@ -55,8 +55,8 @@ impl Picker {
         if let Some(picker) = open.get(file).and_then(Weak::upgrade) {
             return Ok(picker);
         }
-        let source = ReloadSource::of_file_alone(file.to_owned());
-        let reading = source.read().for_inside();
+        let source = ReloadSource::of_file_alone(file.to_owned()).inside();
+        let reading = source.read();
         let filter = reading.settings.as_ref().map_or(DEFAULT_LOG_FILTER, |settings| &settings.telemetry.log_filter);
         let logs = log::start(filter, process.write_log);
         run::log(&reading.diagnostics, &file.display().to_string());

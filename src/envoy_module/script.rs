@@ -18,12 +18,14 @@ pub struct Script {
     pub received: RefCell<Vec<u8>>,
     /// Bytes of the request body that the filter holds back.
     pub buffered: RefCell<Vec<u8>>,
-    /// Dynamic metadata that the filter set.
+    /// Dynamic metadata of the stream, and what the filter set of it.
     pub metadata: RefCell<BTreeMap<(String, String), String>>,
     /// Responses of the filter.
     pub sent: RefCell<Vec<Answer>>,
     /// Envoy's limit of the request body, bytes.
     pub limit: Cell<u64>,
+    /// The client's protocol, as Envoy names it.
+    pub protocol: Option<String>,
     /// Gets a message for each wake; wakes are lost without it.
     pub wakes: Option<mpsc::Sender<()>>,
 }
@@ -112,8 +114,8 @@ impl Callbacks for Script {
         self.body(chunk).len()
     }
 
-    fn metadata(&self, _: &str, _: &str) -> Option<Metadatum> {
-        None
+    fn metadata(&self, namespace: &str, key: &str) -> Option<Metadatum> {
+        self.metadata.borrow().get(&(namespace.to_owned(), key.to_owned())).cloned().map(Metadatum::Text)
     }
 
     fn set_metadata(&self, namespace: &str, key: &str, value: &str) {
@@ -122,8 +124,8 @@ impl Callbacks for Script {
 
     fn set_metadata_number(&self, _: &str, _: &str, _: f64) {}
 
-    fn text(&self, _: Attribute) -> Option<String> {
-        None
+    fn text(&self, attribute: Attribute) -> Option<String> {
+        self.protocol.clone().filter(|_| attribute == Attribute::RequestProtocol)
     }
 
     fn number(&self, _: Attribute) -> Option<u64> {

@@ -82,7 +82,11 @@ pub trait StreamFilter {
         None
     }
 
-    /// A hook ends that has kept Envoy's worker since `began`. After a panic, the stream passes without Attaché from now
-    /// on.
-    fn hook_ended(&self, _began: Option<Timestamp>, _panicked: bool) {}
+    /// A hook has panicked. The stream passes without Attaché from now on, unless it is answered.
+    fn panicked(&self, _envoy: &dyn Callbacks) -> Flow {
+        Flow::Continue
+    }
+
+    /// A hook ends that has kept Envoy's worker since `began`.
+    fn hook_ended(&self, _began: Option<Timestamp>) {}
 }

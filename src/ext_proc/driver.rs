@@ -114,12 +114,8 @@ impl Driver {
         result.map_err(Failure::Protocol)
     }
 
-    /// Counts a [`Failure::Panicked`] of a request that is passed on.
-    pub fn count_panic(&self) {
-        self.processor.metrics.panics.inc();
-    }
-
-    /// Ends the exchange after [`Failure::Panicked`]. A request without a decision gets an error response.
+    /// Ends the exchange after [`Failure::Panicked`]. A request without a decision gets an error response, unless the
+    /// exchange [falls back](Exchange::falls_back).
     ///
     /// # Errors
     /// If the gateway has the destination or a response already.

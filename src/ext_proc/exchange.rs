@@ -217,6 +217,13 @@ impl Exchange {
         self
     }
 
+    /// Whether a request that can't be decided is passed on. One that may go to some servers only is not: the gateway's
+    /// load balancer would ignore its subset hint or its label selector.
+    #[must_use]
+    pub fn falls_back(&self) -> bool {
+        self.falls_back && self.subset.is_none() && !self.config.selects(&self.head)
+    }
+
     /// Whether the request is held until a decision.
     #[must_use]
     pub fn holds_request(&self) -> bool {

@@ -1,9 +1,10 @@
 //! The part of the picker that a reload replaces: pools, limits, settings.
 
-use super::head::is_removed_from_all;
+use super::head::{Head, is_removed_from_all};
 use super::prefix::PoolPrefix;
 use super::queues::Queues;
 use super::quotas::Quotas;
+use super::tenant;
 use crate::event::PoolObserver;
 use crate::settings::ExchangeSettings;
 use attache_scheduling::plugin::Strategy;
@@ -61,6 +62,23 @@ impl ActiveConfig {
     #[must_use]
     pub fn unshared_headers(&self) -> &[Box<str>] {
         &self.unshared_headers
+    }
+
+    /// Headers of a request without a decision that must not reach a server: those that only Attaché may set, and the
+    /// destinations of all pools.
+    #[must_use]
+    pub fn headers_to_withhold(&self, head: &Head) -> Vec<String> {
+        let reserved = head.reserved(self.settings.trust_client_headers).map(str::to_owned);
+        let named = self.pools.iter().flat_map(|runtime| runtime.pool.destination_names.all_headers());
+        let named = named.filter(|name| head.has(name)).map(str::to_owned);
+        reserved.chain(tenant::untrusted(self.settings.tenant.as_ref(), head)).chain(named).collect()
+    }
+
+    /// Whether the request may go to some servers only, because one of its headers has a label selector.
+    #[must_use]
+    pub fn selects(&self, head: &Head) -> bool {
+        let choices = self.pools.iter().map(|runtime| &runtime.pool.scheduler.choices);
+        choices.filter_map(|choices| choices.filter_header()).any(|name| head.has(name))
     }
 
     /// The same with limits of tenants and models, one of each at most.

@@ -88,7 +88,7 @@ fn decide_by_role(pool: &PoolSnapshot) -> Result<Decision, RequestError> {
 #[test]
 fn ejection_is_ignored_if_the_algorithm_accepts_no_other_endpoint() {
     let error = decide_by_role(&snapshot(&[(0, 0), (1, 0)])).unwrap_err();
-    assert_eq!(error.reason, Reason::NoReadyEndpoint);
+    assert_eq!(error.reason, Reason::SubsetEmpty);
     assert!(error.message.contains("`label-selector-filter` left none"), "{}", error.message);
 
     let pool = || {

@@ -241,6 +241,12 @@ impl Choices {
         read
     }
 
+    /// The header with a label selector of the request, if requests may have one.
+    #[must_use]
+    pub fn filter_header(&self) -> Option<&str> {
+        self.by_request.as_ref()?.filter_header.as_deref()
+    }
+
     /// Chooses the strategy of a request.
     ///
     /// # Errors

@@ -123,7 +123,8 @@ impl Scheduler {
     /// # Errors
     /// Status 503:
     ///
-    /// * `subset_empty` if the gateway's subset allows no endpoint of the pool.
+    /// * `subset_empty` if the gateway's subset or the request's label selector allows no endpoint of the pool, or a part
+    ///   of the strategy removed all ready ones.
     /// * `no_ready_endpoint` if no endpoint is ready, or the strategy picks none.
     /// * `no_prefill_endpoint` and `no_whole_endpoint` if the ready endpoints cannot serve the request alone, or must not
     ///   ([`SplitPolicy::required`]).
@@ -454,11 +455,14 @@ impl CandidateSet<'_> {
 
 /// Error if the strategy picked no endpoint. `emptied_by` is the part of the strategy that removed all candidates.
 fn no_pick(emptied_by: Option<&'static str>) -> RequestError {
-    let message = match emptied_by {
-        Some(part) => format!("`{part}` left none of the pool's ready endpoints for this request"),
-        None => "the strategy chose no endpoint".to_owned(),
-    };
-    RequestError::new(Reason::NoReadyEndpoint, message)
+    match emptied_by {
+        // Endpoints are ready: the request is rejected where a gateway's own load balancer would serve it, too.
+        Some(part) => RequestError::new(
+            Reason::SubsetEmpty,
+            format!("`{part}` left none of the pool's ready endpoints for this request"),
+        ),
+        None => RequestError::new(Reason::NoReadyEndpoint, "the strategy chose no endpoint"),
+    }
 }
 
 /// Error if the pool has no candidate, with the most specific cause.
@@ -476,7 +480,7 @@ fn no_candidate(cx: &PickContext<'_>, roles: Roles) -> RequestError {
     let filtered = cx.filter.is_some_and(|f| !snapshot.endpoints.iter().any(|s| f.matches(&s.endpoint.spec.labels)));
     if filtered {
         let message = format!("the request's label selector leaves none of the pool's {total} endpoints");
-        return RequestError::new(Reason::NoReadyEndpoint, message);
+        return RequestError::new(Reason::SubsetEmpty, message);
     }
     let other = snapshot.endpoints.iter().filter(|s| !s.endpoint.roles.has(roles)).count();
     let other = if other == 0 { String::new() } else { format!(", {other} do not generate responses") };

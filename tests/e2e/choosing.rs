@@ -106,9 +106,7 @@ async fn request_headers_choose_allowed_strategies_and_others_get_400() {
         assert_eq!(reply.header("x-error-invalid-routing-strategy"), named);
         assert_eq!(reply.json()["error"]["code"], "invalid_routing_strategy", "{named}");
     }
-    for (filter, status, reason) in
-        [("zone in (", 400, "invalid_endpoint_filter"), ("zone=c", 503, "no_ready_endpoint")]
-    {
+    for (filter, status, reason) in [("zone in (", 400, "invalid_endpoint_filter"), ("zone=c", 503, "subset_empty")] {
         let reply = ask(to, &[("external-filter", filter)]).await;
         assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (status, reason), "{filter}");
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::pickers::Process;
 use crate::script::Script;
 use crate::settings::Outputs;
+use attache_ext_proc::metadata::{SUBSET_KEY, SUBSET_NAMESPACE};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -11,13 +12,17 @@ const BODY: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello
 
 /// A filter of a pool with one server, and the rest of its description.
 fn filter(more: &str, ready: bool, fail_open: bool) -> Filter {
+    // Without an engine, the server counts as reached. With one, nothing listens there.
+    filter_of(if ready { "engine: none" } else { "engine: vllm" }, more, ready, fail_open)
+}
+
+/// The same with more about the server.
+fn filter_of(server: &str, more: &str, ready: bool, fail_open: bool) -> Filter {
     let folder = tempfile::tempdir().unwrap();
     let config_file = folder.path().join("attache.yaml");
-    // Without an engine, the server counts as reached. With one, nothing listens there.
-    let engine = if ready { "engine: none" } else { "engine: vllm" };
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {{name: random}}\n  \
-         endpoints: [{{address: \"127.0.0.1:9\", {engine}}}]\n{more}"
+         endpoints: [{{address: \"127.0.0.1:9\", {server}}}]\n{more}"
     );
     std::fs::write(&config_file, text).unwrap();
     let process = Process { validates: false, block_signals: || {}, write_log: |_, _| {} };
@@ -95,6 +100,87 @@ fn picker_that_is_not_ready_names_nothing() {
     assert_eq!((named, script.destination(), script.sent.borrow().len()), ([None, None], None, 0));
     assert_eq!(filter("", false, false).request_headers(&script, false), Flow::Discard);
     assert_eq!(script.sent.borrow()[0].status, 503);
+}
+
+/// A subset of the pool's servers, as a filter in front sets it.
+fn in_subset(script: Script) -> Script {
+    let key = (SUBSET_NAMESPACE.to_owned(), SUBSET_KEY.to_owned());
+    script.metadata.borrow_mut().insert(key, "127.0.0.1:8".to_owned());
+    script
+}
+
+#[test]
+fn request_for_some_servers_only_is_rejected_where_others_are_passed_on() {
+    let by_label = "  requestStrategy: {filterHeader: external-filter}\n";
+    let request = |more: &[(&str, &str)]| Script::new("/v1/chat/completions", more);
+    let sent = |filter: &Filter, script: &Script| {
+        filter.request_headers(script, false);
+        assert_eq!(script.chunk(filter, BODY, true), Flow::Discard);
+        script.sent.borrow().iter().map(|answer| (answer.status, answer.details.clone())).collect::<Vec<_>>()
+    };
+    let none_left = [(503, "attache_subset_empty".to_owned())];
+    let labelled = request(&[("external-filter", "zone=nowhere")]);
+    assert_eq!(sent(&filter(by_label, true, true), &labelled), none_left);
+    assert_eq!(sent(&filter("", true, true), &in_subset(request(&[]))), none_left);
+    // The pool is known to be empty, or is not known yet.
+    let draining = |script: &Script| {
+        let filter = filter_of("draining: true", by_label, true, true);
+        filter.request_headers(script, false);
+        script.chunk(&filter, BODY, true)
+    };
+    assert_eq!(draining(&request(&[])), Flow::Continue);
+    assert_eq!(draining(&request(&[("external-filter", "zone=nowhere")])), Flow::Discard);
+    assert_eq!(draining(&in_subset(request(&[]))), Flow::Discard);
+    let unready = filter("", false, true);
+    assert_eq!(unready.request_headers(&in_subset(request(&[])), false), Flow::Discard);
+    assert_eq!(unready.request_headers(&request(&[]), false), Flow::Continue);
+}
+
+#[test]
+fn panic_of_a_held_request_is_a_rejection_unless_it_may_pass() {
+    let named = "  destination: {headers: [x-to]}\n";
+    let steering = [("x-to", "127.0.0.1:1"), ("x-prefiller-host-port", "127.0.0.1:1"), ("x-other", "stays")];
+    for (fail_open, flow, statuses) in [(true, Flow::Continue, vec![]), (false, Flow::Discard, vec![500])] {
+        let filter = filter(named, true, fail_open);
+        let script = Script::new("/v1/chat/completions", &steering);
+        assert_eq!(filter.request_headers(&script, false), Flow::Hold);
+        assert_eq!(filter.panicked(&script), flow);
+        assert_eq!(script.sent.borrow().iter().map(|answer| answer.status).collect::<Vec<_>>(), statuses);
+        let left = steering.map(|(name, _)| script.header(name));
+        assert_eq!(left, [None, None, Some("stays".to_owned())]);
+        assert!(filter.passes() && !filter.holds());
+        // A response that is under way goes on.
+        assert_eq!(filter.panicked(&script), Flow::Continue);
+    }
+    let script = in_subset(Script::new("/v1/chat/completions", &[]));
+    let filter = filter("", true, true);
+    filter.request_headers(&script, false);
+    assert_eq!(filter.panicked(&script), Flow::Discard);
+}
+
+/// The client announces the length of the body, sends it, and never ends it.
+#[test]
+fn http2_request_that_does_not_end_is_rejected_in_time() {
+    let limits = "limits: {requestTimeout: 100ms}\n";
+    for body in [&b""[..], BODY] {
+        let filter = filter(limits, true, true);
+        let (wakes, woken) = mpsc::channel();
+        let length = body.len().to_string();
+        let script = Script {
+            wakes: Some(wakes),
+            protocol: Some("HTTP/2".to_owned()),
+            ..Script::new("/v1/chat/completions", &[("content-length", &length)])
+        };
+        filter.request_headers(&script, false);
+        if !body.is_empty() {
+            assert_eq!(script.chunk(&filter, body, false), Flow::Hold);
+        }
+        while filter.holds() {
+            woken.recv_timeout(Duration::from_secs(20)).expect("a timer");
+            filter.scheduled(&script);
+        }
+        assert_eq!(script.sent.borrow().iter().map(|answer| answer.status).collect::<Vec<_>>(), [408]);
+    }
 }
 
 #[test]

@@ -20,8 +20,8 @@ impl Exchange {
     }
 
     pub(super) fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
-        if self.falls_back && self.holds_request() && matches!(error.reason, Reason::NoReadyEndpoint | Reason::Internal)
-        {
+        let is_undecided = matches!(error.reason, Reason::NoReadyEndpoint | Reason::Internal);
+        if is_undecided && self.holds_request() && self.falls_back() {
             return self.pass_undecided(error, now, out);
         }
         self.log_refusal(error, REJECTED, now);
@@ -79,7 +79,8 @@ impl Exchange {
         let (reason, path) = (error.reason.code(), self.head.path());
         tracing::debug!(reason, error = %error.message, path, "no decision; the gateway chooses an endpoint");
         self.log_refusal(error, FELL_BACK, now);
-        let mutation = HeaderMutation { remove_headers: self.untrusted_headers(|_| false), ..Default::default() };
+        let remove_headers = self.config.headers_to_withhold(&self.head);
+        let mutation = HeaderMutation { remove_headers, ..Default::default() };
         out.push_back(reply::request_headers(reply::common(mutation)));
         self.request = RequestSide::Refused;
         self.abandon_split(now);

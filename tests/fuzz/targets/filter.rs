@@ -84,7 +84,7 @@ fuzz_target!(|data: &[u8]| {
             5 => _ = filter.response_body(&script, end),
             6 => _ = filter.response_trailers(&script),
             _ if end => break,
-            _ => filter.hook_ended(None, true),
+            _ => flow = filter.panicked(&script),
         }
         assert!(flow != Flow::Discard || !script.sent.borrow().is_empty(), "a request is dropped without a response");
     }
