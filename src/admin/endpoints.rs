@@ -5,6 +5,8 @@ use crate::warnings::Judgement;
 use attache_pool::speed::Slowdown;
 use attache_pool::{EndpointMetrics, EndpointState, ledger};
 use attache_prefix::index::Tier;
+use attache_prefix::residents::Resident;
+use attache_prefix::trust::Trust;
 use attache_types::clock::Timestamp;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -33,6 +35,7 @@ fn endpoint(state: &EndpointState, slowdown: Option<Slowdown>, view: &PoolView, 
     let (endpoint, metrics) = (&state.endpoint, state.metrics());
     let spec = &endpoint.spec;
     let status = EndpointStanding::of(state, &view.health, now);
+    let trust = view.prefix.residents().load().get(&endpoint.id).map(Resident::trust);
     json!({
         "id": endpoint.id.0,
         "name": &*spec.name,
@@ -57,7 +60,8 @@ fn endpoint(state: &EndpointState, slowdown: Option<Slowdown>, view: &PoolView, 
             json!({"first_token": own.first_token, "per_token": own.per_token, "slow": own.is_slow()})
         }),
         "metrics": metrics.map(|m| page(m, view, now)),
-        "kv_events": view.prefix.residents().load().get(&endpoint.id).map(|r| r.trust().label()),
+        "kv_events": trust.map(Trust::label),
+        "kv_event_use": trust.map(|trust| trust.event_use().label()),
     })
 }
 

@@ -69,3 +69,19 @@ fn served(file: &PageFile) -> Response {
     ];
     (headers, file.text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::FILES;
+    use attache_prefix::trust::EventUse;
+
+    #[test]
+    fn page_shows_kv_events_as_trouble_that_are_not_used_alone() {
+        let script = FILES.iter().find(|file| file.name == "trouble.js").expect("the script").text;
+        let list = script.lines().find_map(|line| line.strip_prefix("const KV_TROUBLE = ")).expect("the list");
+        for event_use in EventUse::ALL {
+            let is_trouble = matches!(event_use, EventUse::Partial | EventUse::Unused);
+            assert_eq!(list.contains(&format!("\"{}\": ", event_use.label())), is_trouble, "{event_use:?}");
+        }
+    }
+}

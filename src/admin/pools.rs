@@ -464,7 +464,7 @@ impl<'p> PoolEncoder<'p, '_> {
     fn kv_events(&mut self) -> Result<(), Error> {
         let rows = Count::ALL.map(|count| (count.label(), count.help(), move |stats: &KvEventStats| stats.get(count)));
         self.rows(&rows, ConstCounter::new, |pool| pool.kv_events.as_deref())?;
-        let help = "1 for the state of the KV events of the endpoint: `exact`, or why they are not used";
+        let help = "1 for the state of the KV events of the endpoint; those of `exact` and `uncounted` are used alone";
         self.by_endpoint(("kv_event_trust", help), |pool, state| {
             let residents = pool.kv_events.as_ref().map(|_| pool.prefix.residents().load());
             let trust = residents.and_then(|residents| Some(residents.get(&state.endpoint.id)?.trust()));

@@ -93,6 +93,7 @@ impl Feed {
             tape: to.tape.clone(),
             events: None,
             shortages: Arc::new(watch::Sender::new(0)),
+            repeated_reports: Arc::default(),
         };
         Self {
             published,

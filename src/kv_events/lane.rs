@@ -16,6 +16,7 @@ use attache_serving::connections::ConnectionMemory;
 use attache_types::clock::{Clock, Timestamp};
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
+use attache_types::throttle::Throttle;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use rand::RngExt;
@@ -57,6 +58,8 @@ pub(super) struct Shared {
     pub(super) events: Option<mpsc::Sender<PoolEvent>>,
     /// How often a holder fell short of memory, for all lanes.
     pub(super) shortages: Arc<watch::Sender<u64>>,
+    /// Limits the log lines about blocks that were reported again, for all lanes.
+    pub(super) repeated_reports: Arc<Throttle>,
 }
 
 /// Information about the engine besides its stream.
@@ -481,11 +484,16 @@ impl Lane {
                 endpoint = %name, rank, from, to,
                 "the prefix index is full and lacks blocks of the server; raise `prefixCache.maxBytes`"
             ),
-            Trust::Uncounted => tracing::warn!(
-                endpoint = %name, rank, from, to,
-                "KV blocks were reported again without an origin: they are further copies, or a request with \
-                 `kv_cache_report_mode: full` reached the server without Attaché"
-            ),
+            Trust::Uncounted => {
+                let Some(skipped) = self.shared.repeated_reports.admit(self.shared.clock.now()) else { return };
+                tracing::info!(
+                    endpoint = %name, rank, from, to, skipped,
+                    "KV blocks were reported again without an origin: they are further copies, or a request with \
+                     `kv_cache_report_mode: full` reached the server without Attaché; their events stay in use"
+                );
+            }
+            // The line about the repeated reports was enough.
+            Trust::Exact if before == Trust::Uncounted => {}
             _ => tracing::info!(endpoint = %name, rank, from, to, "trust in KV events changed"),
         }
     }

@@ -28,7 +28,7 @@ mod uncounted;
 mod zmtp;
 
 pub use attache_prefix::residents::{Cache, Resident, Residents};
-pub use attache_prefix::trust::{Doubt, Trust, TrustCell};
+pub use attache_prefix::trust::{Doubt, EventUse, Trust, TrustCell};
 pub use feed::{Destination, Feed};
 pub use stats::{Count, KvEventStats};
 pub use subscription::{MemoryLimits, Source, Subscription, Timing};

@@ -6,6 +6,7 @@ use super::index::HolderId;
 use super::trust::{Doubt, Trust, TrustCell};
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// One KV cache of an endpoint.
@@ -51,15 +52,12 @@ impl Resident {
         self.caches.iter().map(|cache| cache.trust.frames()).sum()
     }
 
-    /// Returns the first state that is not exact, or exact.
+    /// Returns the worst state of the caches: the first one of those with the least use of events that is not exact.
     #[must_use]
     pub fn trust(&self) -> Trust {
-        let mut states = self.caches.iter().map(|c| c.trust.get());
-        states.find(|t| *t != Trust::Exact).unwrap_or(match self.refused {
-            Some(doubt) => Trust::Suspect(doubt),
-            None if self.caches.is_empty() => Trust::Unknown,
-            None => Trust::Exact,
-        })
+        let states = self.caches.iter().map(|cache| cache.trust.get());
+        let worst = states.min_by_key(|trust| Reverse((trust.event_use(), *trust != Trust::Exact)));
+        worst.unwrap_or_else(|| self.refused.map_or(Trust::Unknown, Trust::Suspect))
     }
 }
 
@@ -88,5 +86,31 @@ impl Residents {
     #[must_use]
     pub fn adapters(&self) -> &Adapters {
         &self.adapters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trust_of_an_endpoint_is_the_worst_of_its_ranks() {
+        let of = |states: &[Trust]| {
+            let cell = |trust: &Trust| {
+                let cell = TrustCell::default();
+                cell.set(*trust);
+                Cache { holder: HolderId(0), trust: Arc::new(cell) }
+            };
+            Resident { caches: states.iter().map(cell).collect(), refused: None }.trust()
+        };
+        let gap = Trust::Suspect(Doubt::Gap);
+        assert_eq!(of(&[]), Trust::Unknown);
+        assert_eq!(of(&[Trust::Exact, Trust::Exact]), Trust::Exact);
+        assert_eq!(of(&[Trust::Exact, Trust::Uncounted]), Trust::Uncounted);
+        assert_eq!(of(&[Trust::Uncounted, gap, Trust::Incomplete]), gap);
+        assert_eq!(
+            Resident { refused: Some(Doubt::Ports), ..Resident::default() }.trust(),
+            Trust::Suspect(Doubt::Ports)
+        );
     }
 }

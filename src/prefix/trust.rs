@@ -1,27 +1,47 @@
 //! How far the index's entries for one KV cache can be trusted.
 
+use attache_types::labels::Listed;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// How a decision may use the index's entries for a holder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Trust {
-    /// No event was received yet.
-    #[default]
-    Unknown,
-    /// Missed events are being fetched.
-    Syncing,
-    /// All events were received since the engine started, or since it cleared its cache.
-    Exact,
-    /// All events were received as far back as the engine can replay, or since events were lost and the index has
-    /// refilled. What the index has is really held; older blocks may be missing, so estimated blocks are added. Only a
-    /// cleared cache, another process or a replay from the first event makes it exact.
-    Incomplete,
-    /// All events were received, but blocks were reported again without an origin: as further copies, or because a
-    /// request used them again. The index may list some of them after the engine has dropped them.
-    Uncounted,
-    /// Events were lost, so the index may lack most of what is held. Routing uses estimates instead.
-    Suspect(Doubt),
+attache_types::labels! {
+    /// How a decision may use the index's entries for a holder.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Trust {
+        /// No event was received yet.
+        #[default]
+        Unknown => "unknown",
+        /// Missed events are being fetched.
+        Syncing => "syncing",
+        /// All events were received since the engine started, or since it cleared its cache.
+        Exact => "exact",
+        /// All events were received as far back as the engine can replay, or since events were lost and the index has
+        /// refilled. What the index has is really held; older blocks may be missing, so estimated blocks are added. Only
+        /// a cleared cache, another process or a replay from the first event makes it exact.
+        Incomplete => "incomplete",
+        /// All events were received, but blocks were reported again without an origin: as further copies, or because a
+        /// request used them again. The index may list some of them after the engine has dropped them.
+        Uncounted => "uncounted",
+        ;
+        /// Events were lost, so the index may lack most of what is held. Routing uses estimates instead.
+        Suspect(Doubt),
+    }
+}
+
+attache_types::labels! {
+    /// How far routing uses the KV events of an endpoint, the best first. The status page, the live check and the
+    /// alerts judge an endpoint by it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum EventUse {
+        /// Events alone say what is cached: nothing is wrong.
+        Full => "full",
+        /// Estimates count until the first events or a running replay have arrived: nothing is known to be wrong.
+        Pending => "pending",
+        /// Events count together with estimates, because older blocks may be missing.
+        Partial => "partial",
+        /// Estimates alone count until the cause is removed.
+        Unused => "unused",
+    }
 }
 
 attache_types::labels! {
@@ -60,17 +80,21 @@ impl Trust {
         matches!(self, Trust::Exact | Trust::Uncounted)
     }
 
-    /// Returns the state's name in logs and labels; a suspect state has the name of its reason.
+    /// How far routing uses the events of a holder in this state.
     #[must_use]
-    pub fn label(self) -> &'static str {
+    pub fn event_use(self) -> EventUse {
         match self {
-            Trust::Unknown => "unknown",
-            Trust::Syncing => "syncing",
-            Trust::Exact => "exact",
-            Trust::Incomplete => "incomplete",
-            Trust::Uncounted => "uncounted",
-            Trust::Suspect(doubt) => doubt.label(),
+            Trust::Exact | Trust::Uncounted => EventUse::Full,
+            Trust::Unknown | Trust::Syncing => EventUse::Pending,
+            Trust::Incomplete => EventUse::Partial,
+            Trust::Suspect(_) => EventUse::Unused,
         }
+    }
+
+    /// Returns the state with this name; `None` for a name of another version.
+    #[must_use]
+    pub fn with_label(label: &str) -> Option<Self> {
+        Self::values().find(|trust| trust.label() == label)
     }
 
     fn to_bits(self) -> u8 {
@@ -138,14 +162,20 @@ mod tests {
         let cell = TrustCell::default();
         let mut before = cell.get();
         assert_eq!(before, Trust::Unknown);
-        let doubts = Doubt::ALL.map(Trust::Suspect);
-        let states = [Trust::Syncing, Trust::Exact, Trust::Incomplete, Trust::Uncounted, Trust::Unknown];
-        let labels: std::collections::BTreeSet<_> = doubts.iter().chain(&states).map(|t| t.label()).collect();
-        assert_eq!(labels.len(), doubts.len() + states.len());
-        for state in doubts.into_iter().chain(states) {
+        for state in Trust::values().chain([Trust::Unknown]) {
+            assert_eq!(Trust::with_label(state.label()), Some(state), "two states have the same label");
             assert_eq!(cell.set(state), before);
             assert_eq!(cell.get(), state);
             before = state;
+        }
+    }
+
+    #[test]
+    fn event_use_says_what_routing_does() {
+        for trust in Trust::values() {
+            let (full, partial) = (trust.is_complete(), trust.is_certain() && !trust.is_complete());
+            assert_eq!(trust.event_use() == EventUse::Full, full, "{trust:?}");
+            assert_eq!(trust.event_use() == EventUse::Partial, partial, "{trust:?}");
         }
     }
 }

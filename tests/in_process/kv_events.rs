@@ -26,6 +26,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
+use tracing::field::Field;
+use tracing::{Event, Level, Metadata, span};
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessage};
 
 /// Timeout of each wait in these tests.
@@ -402,7 +404,8 @@ async fn empty_replay_of_an_idle_publisher_is_exact() {
 
 #[tokio::test]
 async fn repeated_reports_without_an_origin_are_not_exact() {
-    let mut publisher = Publisher::bind(None).await;
+    let (lines, mut publisher) = (Lines::default(), Publisher::bind(None).await);
+    let _logging = tracing::subscriber::set_default(lines.clone());
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1, 2, 3, 4])]).await;
     rig.trusts(0, Trust::Exact).await;
@@ -418,6 +421,47 @@ async fn repeated_reports_without_an_origin_are_not_exact() {
     rig.trusts(0, Trust::Uncounted).await;
     publisher.publish(vec![cleared()]).await;
     rig.trusts(0, Trust::Exact).await;
+    assert_eq!(lines.about("reported again"), [Level::INFO], "one line in a minute, without need to act");
+}
+
+/// Log lines of the thread: level and message.
+#[derive(Clone, Debug, Default)]
+struct Lines(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Lines {
+    /// Levels of the lines with `text` in their message.
+    fn about(&self, text: &str) -> Vec<Level> {
+        let lines = self.0.lock();
+        lines.iter().filter(|(_, message)| message.contains(text)).map(|(level, _)| *level).collect()
+    }
+}
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut message = String::new();
+        event.record(&mut |field: &Field, value: &dyn std::fmt::Debug| {
+            if field.name() == "message" {
+                message = format!("{value:?}");
+            }
+        });
+        self.0.lock().push((*event.metadata().level(), message));
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
 }
 
 #[tokio::test]

@@ -21,8 +21,8 @@ const SHOWN_OTHERWISE = ["no_endpoints", "no_endpoint_reached", "rejects_for_loa
 const BAD_WARNINGS = ["tls_handshakes_fail"];
 /** Seconds of silence from which a peer is shown as trouble. */
 const PEER_SILENCE = 10;
-/** KV events that are only on their way are no trouble. */
-const KV_FINE = [null, "exact", "unknown", "syncing", "joined_late"];
+/** Uses of KV events that are trouble, the worst first. Events that have yet to come are none. */
+const KV_TROUBLE = { "unused": "not used", "partial": "used with estimates" };
 
 /** How many times longer than the others in its role an endpoint takes, if it is slow. */
 const slowness = ({ slowdown }) => slowdown?.slow ? Math.max(slowdown.first_token, slowdown.per_token) : null;
@@ -33,7 +33,7 @@ export function severity(endpoint) {
   const metrics = endpoint.metrics;
   const place = ["ejected", "unreachable", "half-open"].indexOf(endpoint.status);
   if (place >= 0) return place;
-  if (metrics?.stale || endpoint.scrape_error || !KV_FINE.includes(endpoint.kv_events) || slowness(endpoint)) return 3;
+  if (metrics?.stale || endpoint.scrape_error || KV_TROUBLE[endpoint.kv_event_use] || slowness(endpoint)) return 3;
   if (endpoint.status === "not-reached") return 4;
   return HEALTHY + Number(endpoint.status === "ready");
 }
@@ -51,7 +51,8 @@ export function why(endpoint) {
   if (endpoint.status === "slow-start") return "growing share of requests";
   if (endpoint.metrics?.stale) return "metrics are stale";
   if (endpoint.scrape_error) return `metrics: ${endpoint.scrape_error}`;
-  if (!KV_FINE.includes(endpoint.kv_events)) return `KV events not used: ${words(endpoint.kv_events)}`;
+  const use = KV_TROUBLE[endpoint.kv_event_use];
+  if (use) return `KV events ${use}: ${words(endpoint.kv_events)}`;
   const slow = slowness(endpoint);
   if (slow) return `takes ${figure(slow)} times as long as others`;
   return "";
@@ -73,7 +74,9 @@ function ofEndpoints(pools) {
   add("half-open", "warn", e => e.status === "half-open", n => `${n} ${of} probed by one request at a time`, "half-open");
   add("stale", "warn", e => e.metrics?.stale, n => `metrics of ${n} are stale`);
   add("scrapes", "warn", e => !e.metrics && e.scrape_error && !isAway(e), n => `metrics of ${n} can't be scraped`);
-  add("events", "warn", e => !KV_FINE.includes(e.kv_events), n => `KV events of ${n} are not used`);
+  for (const [use, are] of Object.entries(KV_TROUBLE)) {
+    add(`events ${use}`, "warn", e => e.kv_event_use === use, n => `KV events of ${n} are ${are}`);
+  }
   add("new", "warn", e => e.status === "not-reached", n => `${n} ${of} not reached yet`, "not-reached");
   return found;
 }

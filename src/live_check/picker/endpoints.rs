@@ -4,6 +4,7 @@ use super::pages::{EndpointPage, EndpointsPage, PoolPage, SlowdownPage};
 use crate::finding::{Check, Report};
 use attache_config::Settings;
 use attache_config::settings::TokenizerSettings;
+use attache_kv_events::{Doubt, EventUse, Trust};
 use attache_pool::Engine;
 
 static POOL: Check = Check {
@@ -39,7 +40,7 @@ static SPEED: Check = Check {
 static KV_EVENTS: Check = Check {
     id: "endpoint-kv-events",
     about: "how far the picker trusts the KV events of the endpoint",
-    why: "Its cache is estimated from routed requests instead of known.",
+    why: "Its cache is estimated from routed requests, in whole or in part.",
 };
 
 pub(super) const CHECKS: &[&Check] = &[&POOL, &POOL_TOKENIZER, &PROMPTS, &HEALTH, &METRICS, &SPEED, &KV_EVENTS];
@@ -138,31 +139,49 @@ fn seconds(ms: u64) -> f64 {
 }
 
 fn kv_events(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
-    let Some(trust) = endpoint.kv_events.as_deref() else { return };
+    let Some(label) = endpoint.kv_events.as_deref() else { return };
+    let Some(trust) = Trust::with_label(label) else {
+        let (found, fix) =
+            (format!("KV events are `{label}`"), "check with the version of Attaché that the picker has");
+        report.push(KV_EVENTS.unknown(subject, found, fix));
+        return;
+    };
     let (meaning, fix) = match trust {
-        "exact" | "uncounted" => {
-            report.push(KV_EVENTS.ok(subject, format!("KV events are `{trust}`")));
-            return;
+        Trust::Exact => ("all of them were received", ""),
+        Trust::Uncounted => ("blocks were reported again without an origin", ""),
+        Trust::Unknown => {
+            ("no event has been read yet", "compare `kvEvents.port` with `--kv-events-config` of the server")
         }
-        "unknown" => ("no event has been read yet", "compare `kvEvents.port` with `--kv-events-config` of the server"),
-        "syncing" => ("a replay is running", "nothing, if it ends within minutes"),
-        "incomplete" => (
+        Trust::Syncing => ("a replay is running", "check again in a minute"),
+        Trust::Incomplete => (
             "events were lost that no replay has",
             "add `kvEvents.replayPort` and `replay_endpoint`, or raise `prefixCache.maxBytes` if the log says that it is full",
         ),
-        "interrupted" => ("the connection is broken", "look at `kvEvents.port`, and at the network between both"),
-        "joined_late" | "gap" => {
+        Trust::Suspect(Doubt::Interrupted) => {
+            ("the connection is broken", "look at `kvEvents.port`, and at the network between both")
+        }
+        Trust::Suspect(Doubt::JoinedLate | Doubt::Gap) => {
             ("events are missing", "add `kvEvents.replayPort`, and `replay_endpoint` on the server")
         }
-        "replay_failed" => ("the replay failed", "compare `kvEvents.replayPort` with `replay_endpoint` of the server"),
-        "undecodable" => ("events can't be decoded", "report the version of the server and the log line of the picker"),
-        "block_size" => {
+        Trust::Suspect(Doubt::ReplayFailed) => {
+            ("the replay failed", "compare `kvEvents.replayPort` with `replay_endpoint` of the server")
+        }
+        Trust::Suspect(Doubt::Undecodable) => {
+            ("events can't be decoded", "report the version of the server and the log line of the picker")
+        }
+        Trust::Suspect(Doubt::BlockSize) => {
             ("the server has another block size than most of the pool", "use one `--block-size` for the pool")
         }
-        "ports" => ("its ports can't be used", "correct the label `attache.dev/kv-events-port`; the log names it"),
-        _ => ("see the guide to exact prefix caching", "look up this state in the guide to exact prefix caching"),
+        Trust::Suspect(Doubt::Ports) => {
+            ("its ports can't be used", "correct the label `attache.dev/kv-events-port`; the log names it")
+        }
     };
-    report.push(KV_EVENTS.warning(subject, format!("KV events are `{trust}`: {meaning}"), fix));
+    let found = format!("KV events are `{label}`: {meaning}");
+    report.push(match trust.event_use() {
+        EventUse::Full => KV_EVENTS.ok(subject, found),
+        EventUse::Pending => KV_EVENTS.unknown(subject, found, fix),
+        EventUse::Partial | EventUse::Unused => KV_EVENTS.warning(subject, found, fix),
+    });
 }
 
 /// Judges the learned speed of an endpoint against the others in its role.
@@ -192,6 +211,7 @@ mod tests {
     use super::*;
     use crate::finding::Severity;
     use crate::picker::pages::{EjectionPage, LearnedPage, MetricsAge};
+    use attache_types::labels::Listed;
 
     fn endpoint(change: impl FnOnce(&mut EndpointPage)) -> EndpointPage {
         let mut endpoint = EndpointPage {
@@ -226,9 +246,21 @@ mod tests {
         assert_eq!(wrong(vec![endpoint(failing)]), [("endpoint-metrics", Severity::Error)]);
         let stale = |e: &mut EndpointPage| e.metrics = Some(MetricsAge { age_ms: 60_000, stale: true });
         assert_eq!(wrong(vec![endpoint(stale)]), [("endpoint-metrics", Severity::Warning)]);
-        let gap = |e: &mut EndpointPage| e.kv_events = Some("gap".into());
-        assert_eq!(wrong(vec![endpoint(gap)]), [("endpoint-kv-events", Severity::Warning)]);
         assert_eq!(wrong(Vec::new()), [("pool-endpoints", Severity::Error)]);
+    }
+
+    #[test]
+    fn kv_events_that_are_used_in_part_or_not_at_all_are_a_warning() {
+        let severity = |label: &str| wrong(vec![endpoint(|e| e.kv_events = Some(label.to_owned()))]).pop();
+        for trust in Trust::values() {
+            let expected = match trust.event_use() {
+                EventUse::Full => None,
+                EventUse::Pending => Some(Severity::Unknown),
+                EventUse::Partial | EventUse::Unused => Some(Severity::Warning),
+            };
+            assert_eq!(severity(trust.label()), expected.map(|severity| ("endpoint-kv-events", severity)), "{trust:?}");
+        }
+        assert_eq!(severity("of_a_later_version"), Some(("endpoint-kv-events", Severity::Unknown)));
     }
 
     #[test]

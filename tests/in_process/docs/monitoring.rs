@@ -2,6 +2,8 @@
 //! runbook, and metrics that either of them names exist.
 
 use super::markdown::{page, root, rows};
+use attache_kv_events::{EventUse, Trust};
+use attache_types::labels::Listed;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -153,6 +155,28 @@ fn each_alert_has_a_runbook_and_a_unit_test() {
         alerts.push(name);
     }
     assert_eq!(alerts, sections, "alerts.yaml and docs/how-to/alerts.md have the same alerts in the same order");
+}
+
+#[test]
+fn alerts_of_kv_events_fire_as_routing_uses_them() {
+    let rules = page(RULES[1]);
+    let fires_for = |alert: &str| {
+        let (_, rule) = rules.split_once(&format!("- alert: {alert}\n")).expect("the alert");
+        let (_, matcher) = rule.split_once("attache_kv_event_trust{trust").expect("a matcher of the label");
+        let (matcher, _) = matcher.split_once("\"}").expect("the end of the matcher");
+        let (operator, values) = matcher.split_once('"').expect("an operator and values");
+        let is_negated = match operator {
+            "=" => false,
+            "!~" => true,
+            other => panic!("{alert} compares with {other}"),
+        };
+        let values: Vec<&str> = values.split('|').collect();
+        let fires = |trust: &Trust| values.contains(&trust.label()) != is_negated;
+        Trust::values().filter(fires).collect::<Vec<_>>()
+    };
+    let used = |wanted: EventUse| Trust::values().filter(|trust| trust.event_use() == wanted).collect::<Vec<_>>();
+    assert_eq!(fires_for("AttacheKvEventsUnused"), used(EventUse::Unused));
+    assert_eq!(fires_for("AttacheKvEventsIncomplete"), used(EventUse::Partial));
 }
 
 #[test]
