@@ -10,6 +10,7 @@
 
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url, redirect};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Shortest time after which a supported engine closes a connection without requests, 5 s: the default of uvicorn,
@@ -26,6 +27,9 @@ pub enum FetchError {
     /// The connection could not be established.
     #[error("can't connect: {0}")]
     Connect(String),
+    /// The server's certificate is not valid, or its issuer is not in the system's certificate store.
+    #[error("the certificate is not verified: {0}")]
+    Certificate(String),
     /// The response was not complete in time.
     #[error("no page within {0:?}")]
     Timeout(Duration),
@@ -62,7 +66,7 @@ fn hint(status: u16) -> &'static str {
 #[derive(Debug)]
 pub struct Clients {
     unverified: Client,
-    verified: Option<Client>,
+    verified: OnceLock<Client>,
 }
 
 impl Clients {
@@ -71,7 +75,7 @@ impl Clients {
     /// # Errors
     /// When TLS cannot be set up.
     pub fn new() -> Result<Self, FetchError> {
-        Ok(Self { unverified: build(false)?, verified: None })
+        Ok(Self { unverified: build(false)?, verified: OnceLock::new() })
     }
 
     /// Returns the client for plain HTTP.
@@ -84,18 +88,15 @@ impl Clients {
     ///
     /// # Errors
     /// When certificates must be verified and the system's certificate store cannot be read.
-    pub fn client(&mut self, url: &Url, insecure_skip_verify: bool) -> Result<Client, FetchError> {
+    pub fn client(&self, url: &Url, insecure_skip_verify: bool) -> Result<Client, FetchError> {
         if url.scheme() != "https" || insecure_skip_verify {
             return Ok(self.unverified.clone());
         }
-        match &self.verified {
-            Some(client) => Ok(client.clone()),
-            None => {
-                let client = build(true)?;
-                self.verified = Some(client.clone());
-                Ok(client)
-            }
+        if let Some(client) = self.verified.get() {
+            return Ok(client.clone());
         }
+        let client = build(true)?;
+        Ok(self.verified.get_or_init(|| client).clone())
     }
 }
 
@@ -199,9 +200,21 @@ async fn ask(client: &Client, url: Url, authorization: Option<HeaderValue>) -> R
     }
     send_pure(request).await.map_err(|e| match () {
         () if e.is_builder() => FetchError::Url(cause(&e)),
+        () if is_certificate_refused(&e) => FetchError::Certificate(cause(&e)),
         () if e.is_connect() => FetchError::Connect(cause(&e)),
         () => FetchError::Broken(cause(&e)),
     })
+}
+
+/// Whether the connection failed because the server's certificate was not verified.
+fn is_certificate_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    if matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_))) {
+        return true;
+    }
+    // The source of an `io::Error` is not the error in it, but that error's source.
+    let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    let inner = inner.map(|inner| inner as &(dyn std::error::Error + 'static));
+    inner.or_else(|| error.source()).is_some_and(is_certificate_refused)
 }
 
 /// Appends the body of `response` to `page`, at most `max_bytes`.

@@ -1,9 +1,9 @@
 //! Requests to admin ports: limited in time and size.
 
-use attache_http_client::{FetchError, client, fetch, page};
+use attache_http_client::{Clients, FetchError, fetch, page};
 use attache_types::clock::wall_now;
+use reqwest::Url;
 use reqwest::header::{DATE, HeaderValue};
-use reqwest::{Client, Url};
 use serde_json::Value;
 use std::time::{Duration, SystemTime};
 
@@ -27,17 +27,17 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// A client for admin ports and model servers. Certificates are not verified: nothing secret is sent.
-#[derive(Clone, Debug)]
-pub(crate) struct Http(Client);
+/// Clients for admin ports, which have no TLS, and for model servers.
+#[derive(Debug)]
+pub(crate) struct Http(Clients);
 
 impl Http {
-    /// Creates a client.
+    /// Creates the clients.
     ///
     /// # Errors
     /// TLS can't be set up.
     pub(crate) fn new() -> Result<Self, String> {
-        client(false, 2).build().map(Self).map_err(|error| error.to_string())
+        Clients::new().map(Self).map_err(|error| error.to_string())
     }
 
     /// The page at `path` of the admin port at `base`.
@@ -47,18 +47,25 @@ impl Http {
     pub(crate) async fn page(&self, base: &str, path: &str) -> Result<Vec<u8>, FetchError> {
         let url = Url::parse(&format!("{base}{path}")).map_err(|error| FetchError::Url(error.to_string()))?;
         let mut page = Vec::new();
-        fetch(&self.0, url, None, (TIMEOUT, MAX_BYTES), &mut page).await?;
+        fetch(&self.0.plain(), url, None, (TIMEOUT, MAX_BYTES), &mut page).await?;
         Ok(page)
     }
 
-    /// The response of any status at `url`, with a header `authorization` if there is one.
+    /// The response of any status at `url`, with a header `authorization` if there is one. As in the picker's scrapes,
+    /// the certificate of an `https` server is verified before anything is sent, unless `insecure_skip_verify`.
     ///
     /// # Errors
     /// See [`FetchError`].
-    pub(crate) async fn reply(&self, url: &str, authorization: Option<HeaderValue>) -> Result<Reply, FetchError> {
+    pub(crate) async fn reply(
+        &self,
+        url: &str,
+        authorization: Option<HeaderValue>,
+        insecure_skip_verify: bool,
+    ) -> Result<Reply, FetchError> {
         let url = Url::parse(url).map_err(|error| FetchError::Url(error.to_string()))?;
+        let client = self.0.client(&url, insecure_skip_verify)?;
         let sent = wall_now();
-        let page = page(&self.0, url, authorization, (TIMEOUT, MAX_BYTES)).await?;
+        let page = page(&client, url, authorization, (TIMEOUT, MAX_BYTES)).await?;
         let date = page.headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
         Ok(Reply { status: page.status, date, sent, received: wall_now(), body: page.body })
     }

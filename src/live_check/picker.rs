@@ -90,7 +90,7 @@ pub(crate) async fn check(http: &Http, targets: &Targets) -> (Report, PickerView
     let get = |path: &str| {
         let url = format!("{}{path}", targets.picker);
         let token = targets.token.clone();
-        async move { http.reply(&url, token).await }
+        async move { http.reply(&url, token, false).await }
     };
     let ready = match get("/ready").await {
         Ok(ready) => ready,

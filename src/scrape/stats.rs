@@ -77,7 +77,7 @@ impl ScrapeError {
     #[must_use]
     pub(crate) fn reason(&self) -> ErrorReason {
         match self {
-            ScrapeError::Fetch(FetchError::Connect(_)) => ErrorReason::Connect,
+            ScrapeError::Fetch(FetchError::Connect(_) | FetchError::Certificate(_)) => ErrorReason::Connect,
             ScrapeError::Fetch(FetchError::Timeout(_)) => ErrorReason::Timeout,
             ScrapeError::Fetch(FetchError::Status(_)) => ErrorReason::Status,
             ScrapeError::Fetch(FetchError::Redirect(_)) => ErrorReason::Redirect,

@@ -3,6 +3,7 @@
 use super::probe::{MetricsPage, Probe};
 use crate::finding::{Check, Report};
 use attache_config::settings::PoolSettings;
+use attache_http_client::FetchError;
 use attache_pool::{EndpointMetrics, Engine};
 use attache_scrape::engines::EngineMap;
 
@@ -77,6 +78,10 @@ fn judge_page<'p>(
                 _ => flag.unwrap_or(address),
             };
             report.push(METRICS.error(subject, format!("{url} has status {}", reply.status), fix));
+            return None;
+        }
+        Err(error @ FetchError::Certificate(_)) => {
+            report.push(super::health::unverified(subject, error));
             return None;
         }
         Err(error) => {

@@ -1,12 +1,18 @@
 //! Whether a model server answers, and what it is.
 
 use super::probe::Probe;
-use crate::finding::{Check, Report};
+use crate::finding::{Check, Finding, Report};
+use attache_http_client::FetchError;
 
 static REACHABLE: Check = Check {
     id: "server-reachable",
     about: "the model server accepts connections",
     why: "Envoy fails every request that goes there.",
+};
+static CERTIFICATE: Check = Check {
+    id: "server-certificate",
+    about: "the certificate of a server with HTTPS is verified, unless `scrape.insecureSkipVerify` is set",
+    why: "The picker verifies it as well, and has no metrics of a server without a valid certificate.",
 };
 static HEALTH: Check = Check {
     id: "server-health",
@@ -24,12 +30,24 @@ static MODELS: Check = Check {
     why: "Without it, models and adapters of the server are unknown.",
 };
 
-pub(super) const CHECKS: &[&Check] = &[&REACHABLE, &HEALTH, &VERSION, &MODELS];
+pub(super) const CHECKS: &[&Check] = &[&REACHABLE, &CERTIFICATE, &HEALTH, &VERSION, &MODELS];
+
+/// The finding about a certificate that was not verified.
+pub(super) fn unverified(subject: &str, error: &FetchError) -> Finding {
+    let fix = "let the certificate name the address of the server, and the system's store trust its issuer \
+               (`SSL_CERT_FILE` names another one); or set `scrape.insecureSkipVerify: true`; if only the picker's \
+               machine trusts the issuer, run the check there";
+    CERTIFICATE.error(subject, format!("{error}; nothing was sent"), fix)
+}
 
 pub(super) fn judge(probe: &Probe, report: &mut Report) {
     let subject = &probe.member.subject;
     let reply = match &probe.health {
         Ok(reply) => reply,
+        Err(error @ FetchError::Certificate(_)) => {
+            report.push(unverified(subject, error));
+            return;
+        }
         Err(error) => {
             let fix =
                 "start the model server, or correct its address in `endpoints`; check firewalls and NetworkPolicies";

@@ -90,11 +90,16 @@ struct Asking<'a> {
     http: &'a Http,
     base: String,
     token: Option<HeaderValue>,
+    insecure_skip_verify: bool,
 }
 
 impl Asking<'_> {
     async fn get(&self, path: &str) -> Result<Reply, FetchError> {
-        self.http.reply(&format!("{}{path}", self.base), self.token.clone()).await
+        self.reply(&format!("{}{path}", self.base)).await
+    }
+
+    async fn reply(&self, url: &str) -> Result<Reply, FetchError> {
+        self.http.reply(url, self.token.clone(), self.insecure_skip_verify).await
     }
 
     /// A JSON page; `None` if the server has none there.
@@ -144,7 +149,8 @@ impl Probe {
         let engine = member.spec.engine;
         let with_tls = member.spec.metrics_at_serving_port() && &*member.spec.metrics.scheme == "https";
         let scheme = if with_tls { "https" } else { "http" };
-        let asking = Asking { http, base: format!("{scheme}://{}", member.spec.address), token };
+        let insecure_skip_verify = pool.scrape.insecure_skip_verify;
+        let asking = Asking { http, base: format!("{scheme}://{}", member.spec.address), token, insecure_skip_verify };
         let health = asking.get(health_path(engine)).await;
         let mut probe = Self {
             clock: health.as_ref().ok().and_then(|reply| clock::offset(&member.subject, reply)),
@@ -233,7 +239,7 @@ impl MetricsPage {
     async fn of(asking: &Asking<'_>, member: &Member) -> Option<Self> {
         let url = member.spec.metrics_url()?;
         let engine = member.spec.engine;
-        let reply = asking.http.reply(&url, asking.token.clone()).await;
+        let reply = asking.reply(&url).await;
         let mut page =
             Self { url, reply, read: None, looks_like: None, cache: CacheLabels::default(), has_nixl: false };
         if let Ok(reply) = page.reply.as_ref()
@@ -281,4 +287,84 @@ fn cache_labels(page: &[u8]) -> CacheLabels {
     let Some(sample) = Scan::new(page, &CACHE).next() else { return CacheLabels::default() };
     let label = |name| sample.labels.get(name).map(|value| value.into_owned());
     CacheLabels { prefix_caching: label("enable_prefix_caching"), hash_algorithm: label("prefix_caching_hash_algo") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::{Severity, severities};
+    use crate::servers::health;
+    use attache_config::{ConfigText, Sources};
+    use attache_pool::EndpointSpec;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::rustls::ServerConfig;
+
+    /// The settings of a pool.
+    fn pool(insecure_skip_verify: bool) -> PoolSettings {
+        let text = format!(
+            "{{apiVersion: attache.dev/v1, kind: Attache, pools: [{{name: a, endpoints: ['127.0.0.1:1'], \
+             scrape: {{insecureSkipVerify: {insecure_skip_verify}}}}}]}}"
+        );
+        let text = ConfigText { name: "test".to_owned(), bytes: text.into_bytes() };
+        let sources = Sources {
+            registry: attache_scheduling::Registry::new(&[attache_strategies::PLUGINS]),
+            text: Some(text),
+            ..Sources::default()
+        };
+        let (mut settings, _) = attache_config::load(&sources).unwrap();
+        settings.pools.remove(0)
+    }
+
+    /// An `https` server with a certificate that no system trusts, and the number of tokens that it has received.
+    async fn untrusted_server() -> (SocketAddr, Arc<AtomicUsize>) {
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let key = own.signing_key.serialize_der().try_into().unwrap();
+        let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![own.cert.der().clone()], key);
+        let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, tokens) = (listener.local_addr().unwrap(), Arc::<AtomicUsize>::default());
+        let received = tokens.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, received) = (acceptor.clone(), received.clone());
+                tokio::spawn(async move {
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"\r\n\r\n") {
+                        match stream.read_u8().await {
+                            Ok(byte) => request.push(byte),
+                            Err(_) => return,
+                        }
+                    }
+                    let has_token = memchr::memmem::find(&request, b"Bearer secret").is_some();
+                    received.fetch_add(usize::from(has_token), Relaxed);
+                    let response = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    let _ = stream.write_all(response).await;
+                    let _ = stream.shutdown().await;
+                });
+            }
+        });
+        (address, tokens)
+    }
+
+    #[tokio::test]
+    async fn token_is_sent_to_an_untrusted_server_only_without_verification() {
+        for (insecure_skip_verify, severity) in [(false, Severity::Error), (true, Severity::Ok)] {
+            let http = Http::new().unwrap();
+            let (address, tokens) = untrusted_server().await;
+            let mut spec = EndpointSpec::at(address);
+            spec.metrics.scheme = "https".into();
+            let roles = attache_pool::Roles::of_labels(&spec.labels);
+            let member = Member { spec, roles, subject: "s".into() };
+            let token = Some(HeaderValue::from_static("Bearer secret"));
+            let probe = Probe::new(&http, member, &pool(insecure_skip_verify), token).await;
+            assert_eq!(severities(|report| health::judge(&probe, report))[0], severity);
+            assert_eq!(probe.is_reached(), insecure_skip_verify, "{:?}", probe.health);
+            assert_eq!(tokens.load(Relaxed) > 0, insecure_skip_verify);
+        }
+    }
 }
