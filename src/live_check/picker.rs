@@ -175,12 +175,18 @@ fn page<T: DeserializeOwned>(
 fn not_read(targets: &Targets, path: &str, reply: &Result<Reply, FetchError>, report: &mut Report) {
     let subject = subject_of(targets);
     let finding = match reply {
+        // Without `--metrics-endpoint-auth`, the refusal says that the pages are for loopback only.
+        Ok(reply) if reply.status == 403 && memchr::memmem::find(&reply.body, b"loopback").is_some() => PAGES.unknown(
+            subject,
+            format!("`{path}` is refused with status 403: the picker shows it only to loopback addresses"),
+            "run the check on the machine or in the pod of the picker; or forward its port with `kubectl port-forward \
+             deployment/llm-epp 9090`, and check with `--admin 127.0.0.1:9090`; or start the picker with \
+             `--metrics-endpoint-auth`, and name a bearer token with `--token-file FILE`",
+        ),
         Ok(reply) if matches!(reply.status, 401 | 403) => {
             let fix = match (reply.status, targets.token.is_some()) {
                 (_, false) => {
-                    "name a file with a bearer token of a user with `get` on this page: `--token-file FILE`; or run the \
-                     check on the machine of the picker"
-                        .to_owned()
+                    "name a file with a bearer token of a user with `get` on this page: `--token-file FILE`".to_owned()
                 }
                 (401, true) => "name another file: the token in `--token-file` is not valid".to_owned(),
                 (_, true) => format!("give the user of the token the right `get` on `{path}` (`nonResourceURLs`)"),
@@ -286,5 +292,28 @@ fn judge_peers(subject: &str, page: &PeersPage, report: &mut Report) {
             ),
             () => PEERS.ok(subject, format!("picker {} sent its last message {silent:.1} s ago", peer.name)),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_for_loopback_only_says_how_to_reach_it() {
+        let fix = |body: &str| {
+            let reply = Reply {
+                status: 403,
+                date: None,
+                sent: attache_types::clock::wall_now(),
+                received: attache_types::clock::wall_now(),
+                body: body.as_bytes().to_vec(),
+            };
+            let mut report = Report::default();
+            not_read(&Targets::default(), "/endpoints", &Ok(reply), &mut report);
+            report.findings()[0].fix.clone()
+        };
+        assert!(fix("only from loopback; try `kubectl port-forward`\n").contains("`kubectl port-forward"));
+        assert!(!fix("Authorization denied for user a\n").contains("port-forward"));
     }
 }

@@ -31,7 +31,8 @@ Examples:
   attache check attache.yaml --inside             # for a file that Envoy's module reads
   attache check attache.yaml --output json | jq '.diagnostics[].message'
   attache check --live                            # Envoy and Attaché on this machine
-  attache check attache.yaml --live --envoy-admin 10.0.0.7:9901 --admin 10.0.0.8:9090
+  attache check attache.yaml --live --envoy-admin 127.0.0.1:19000 --admin 127.0.0.1:9190
+                                                  # other ports, such as those of `kubectl port-forward`
   attache check --live --envoy-config envoy.yaml --output json | jq '.live.findings[] | select(.severity == \"error\")'
 
 Exit codes: 0 when the file is good, 78 when it isn't.
