@@ -6,6 +6,7 @@ use crate::cli::output::{may_colour, message, print};
 use crate::cli::running::authorization;
 use crate::cli::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE};
 use crate::plugins::registry;
+use attache_config::Settings;
 use attache_live_check::{Report, Severity, Targets, TextStyle};
 use clap::Args;
 use console::Term;
@@ -22,7 +23,7 @@ const COLUMNS: usize = 100;
 /// The admin port of the shipped bootstraps in `envoy/`.
 const ENVOY_ADMIN: &str = "http://127.0.0.1:9901";
 /// The default of `--metrics-port` of `attache run`.
-const PICKER_ADMIN: &str = "http://127.0.0.1:9090";
+const PICKER_ADMIN_PORT: u16 = 9090;
 
 pub(super) const AFTER_HELP: &str = "\
 Examples:
@@ -50,7 +51,7 @@ pub(super) struct LiveArgs {
     /// Bootstrap file of an Envoy instead of its admin port; may be repeated
     #[arg(long = "envoy-config", value_name = "FILE", requires = "live")]
     envoy_files: Vec<PathBuf>,
-    /// Admin port of Attaché [default: http://127.0.0.1:9090]
+    /// Admin port of Attaché [default: on 127.0.0.1, the port in FILE, or 9090 without FILE]
     #[arg(long, value_name = "URL", requires = "live")]
     admin: Option<AdminUrl>,
     /// File with the bearer token that the picker needs with `--metrics-endpoint-auth`
@@ -82,7 +83,7 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
         is_envoy_named,
         envoy_files: args.envoy_files,
         is_picker_named: args.admin.is_some(),
-        picker: args.admin.map_or_else(|| PICKER_ADMIN.to_owned(), |admin| admin.to_string()),
+        picker: args.admin.map_or_else(|| picker_admin(settings.as_ref()), |admin| admin.to_string()),
         token,
         settings,
         registry: registry(),
@@ -103,6 +104,12 @@ pub(super) fn check(args: LiveArgs, output: CheckOutput, deny_warnings: bool, mu
     code(&report, deny_warnings, file.is_some_and(|file| file.refused))
 }
 
+/// The admin port on this machine of a picker with these settings. A port that the system chooses is not known.
+fn picker_admin(settings: Option<&Settings>) -> String {
+    let port = settings.map(|settings| settings.server.metrics_port).filter(|port| *port != 0);
+    format!("http://127.0.0.1:{}", port.unwrap_or(PICKER_ADMIN_PORT))
+}
+
 fn style(output: CheckOutput) -> TextStyle {
     let terminal = Term::stdout();
     let colour = terminal.is_term() && may_colour();
@@ -117,5 +124,28 @@ fn code(report: &Report, deny_warnings: bool, is_file_refused: bool) -> ExitCode
         () if !report.is_reached() => ExitCode::from(EXIT_UNAVAILABLE),
         () if is_wrong => ExitCode::from(EXIT_FOUND),
         () => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attache_config::{ConfigText, Sources};
+
+    #[test]
+    fn admin_port_is_that_of_the_file() {
+        let of = |server: &str| {
+            let text = format!(
+                "apiVersion: attache.dev/v1\nkind: Attache\n{server}\n\
+                 pools: [{{name: a, strategy: least-request, endpoints: ['127.0.0.1:1']}}]\n"
+            );
+            let text = Some(ConfigText { name: "test".to_owned(), bytes: text.into_bytes() });
+            let sources = Sources { text, registry: registry(), ..Sources::default() };
+            let (settings, _) = attache_config::load(&sources).expect("a correct file");
+            picker_admin(Some(&settings))
+        };
+        assert_eq!(of("server: {metricsPort: 9191}"), "http://127.0.0.1:9191");
+        assert_eq!(of("server: {metricsPort: 0}"), "http://127.0.0.1:9090");
+        assert_eq!(of(""), picker_admin(None));
     }
 }
