@@ -6,6 +6,7 @@ use attache_config::Settings;
 use attache_config::settings::TokenizerSettings;
 use attache_kv_events::{Doubt, EventUse, Trust};
 use attache_pool::Engine;
+use std::ops::RangeInclusive;
 
 static POOL: Check = Check {
     id: "pool-endpoints",
@@ -34,7 +35,7 @@ static METRICS: Check = Check {
 };
 static SPEED: Check = Check {
     id: "endpoint-speed",
-    about: "learned speed against the median of the other servers in the role",
+    about: "learned speed: plausible, and near the median of the other servers in the role",
     why: "A server that takes half as long again fails objectives, and may have a wrong GPU or configuration.",
 };
 static KV_EVENTS: Check = Check {
@@ -45,8 +46,12 @@ static KV_EVENTS: Check = Check {
 
 pub(super) const CHECKS: &[&Check] = &[&POOL, &POOL_TOKENIZER, &PROMPTS, &HEALTH, &METRICS, &SPEED, &KV_EVENTS];
 
-/// Longest plausible time for a token of a request that runs alone, seconds.
-const SLOWEST_TOKEN: f64 = 5.0;
+/// Plausible speeds of prefill, prompt tokens/s. A model with 8 billion parameters takes 16 GFLOP a token. A desktop
+/// CPU computes some 50 tokens/s of it. The peak of eight H100 in FP8, 16 PFLOP/s, is 1,000,000 tokens/s.
+const PREFILL: RangeInclusive<f64> = 50.0..=1e6;
+/// Plausible times for a token of a request that runs alone, seconds. An H100 reads 0.7 GB of weights in 0.2 ms, less
+/// than those of a model with a billion parameters. Usual times are 5 ms to 50 ms, so 5 s is a fault.
+const TOKEN: RangeInclusive<f64> = 0.000_2..=5.0;
 
 /// Adds findings for all pools.
 pub(super) fn judge(page: &EndpointsPage, settings: Option<&Settings>, report: &mut Report) {
@@ -199,9 +204,17 @@ fn speed(subject: &str, endpoint: &EndpointPage, report: &mut Report) {
             "compare GPU, clock rate, tensor parallelism and flags of this server with the others; put other hardware into \
              a pool of its own",
         ),
-        _ if decode > SLOWEST_TOKEN => {
-            SPEED.warning(subject, found, "look at the log of the model server: no usual server is that slow")
-        }
+        _ if prefill < *PREFILL.start() || decode > *TOKEN.end() => SPEED.warning(
+            subject,
+            format!("{found}: no usual server is that slow"),
+            "look at the log of the model server, and whether it computes on its GPU",
+        ),
+        _ if prefill > *PREFILL.end() || decode < *TOKEN.start() => SPEED.warning(
+            subject,
+            format!("{found}: no usual server is that fast"),
+            "check that a model server answers at this address, and no stub or cache of responses; prompts of a few \
+             tokens alone also show no speed: send longer ones",
+        ),
         _ => SPEED.ok(subject, found),
     });
 }
@@ -270,9 +283,19 @@ mod tests {
         };
         assert_eq!(taking(2.0, true), [("endpoint-speed", Severity::Warning)]);
         assert_eq!(taking(1.2, false), []);
-        let frozen = |e: &mut EndpointPage| {
-            e.learned = Some(LearnedPage { prefill_tokens_per_second: 1e4, seconds_per_token: 9.0 });
+    }
+
+    #[test]
+    fn implausible_speed_is_a_warning_without_another_server() {
+        let learned = |prefill_tokens_per_second: f64, seconds_per_token: f64| {
+            let learned = LearnedPage { prefill_tokens_per_second, seconds_per_token };
+            wrong(vec![endpoint(|e| e.learned = Some(learned))])
         };
-        assert_eq!(wrong(vec![endpoint(frozen)]), [("endpoint-speed", Severity::Warning)], "without another server");
+        for (prefill, token) in [(50.0, 5.0), (1e6, 0.000_2)] {
+            assert_eq!(learned(prefill, token), [], "{prefill} {token}");
+        }
+        for (prefill, token) in [(3.0, 0.01), (1e12, 0.01), (1e4, 9.0), (1e4, 0.000_1)] {
+            assert_eq!(learned(prefill, token), [("endpoint-speed", Severity::Warning)], "{prefill} {token}");
+        }
     }
 }
