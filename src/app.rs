@@ -16,8 +16,10 @@ mod sync;
 mod traces;
 
 use arc_swap::ArcSwap;
+use attache_admin::Source;
 use attache_admin::guard::Guard;
 use attache_admin::pools::{PoolView, PoolViews};
+use attache_admin::status::CertificateStatus;
 use attache_config::Settings;
 use attache_config::pool::PoolStores;
 use attache_config::settings::PoolSettings;
@@ -39,7 +41,7 @@ use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
 use attache_telemetry::logs::LogHandle;
 use attache_telemetry::metrics::Metrics;
-use attache_telemetry::process::ProcessCollector;
+use attache_telemetry::process::{CertificateEnds, ProcessCollector};
 use attache_telemetry::queues::QueuedBytesCollector;
 use attache_telemetry::trace::Tracing;
 use attache_types::clock::Clock;
@@ -384,12 +386,25 @@ fn report_end(metrics: &Metrics) {
 impl App {
     /// The collector of metrics of the process as a whole.
     fn process_collector(&self, traces: &Traces) -> ProcessCollector {
+        let certificates = self.certificates();
+        let ends = move || certificates().into_iter().map(|one| (one.name, one.expires_at)).collect::<Vec<_>>();
         ProcessCollector {
             buffered: self.processor.picker.buffered.clone(),
             segments: self.segments.clone(),
+            certificates: CertificateEnds(Box::new(ends)),
             tls: self.certificates.as_ref().map(Certificates::stats),
             otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
         }
+    }
+
+    /// Reads the state of the certificates in use.
+    fn certificates(&self) -> Source<Vec<CertificateStatus>> {
+        let of_port = self.certificates.as_ref().map(Certificates::status);
+        let of_nats = self.sync.as_ref().and_then(Sync::certificate);
+        Arc::new(move || {
+            let of_port = of_port.iter().flat_map(|read| read());
+            of_port.chain(of_nats.iter().filter_map(|read| read())).collect()
+        })
     }
 
     /// Reloads whenever the file or the found InferencePools change; never returns.

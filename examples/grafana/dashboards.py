@@ -868,10 +868,10 @@ def picker():
             ),
         ),
         panel(
-            "Validity of the certificate",
-            "Time until the certificate of the ext-proc port expires. Empty without TLS.",
+            "Validity of certificates",
+            "Time until each certificate expires. Empty without TLS.",
             "s",
-            (f"attache_tls_certificate_expiry_timestamp_seconds{PICKER} - time()", "{{instance}}"),
+            (f"attache_tls_certificate_expiry_timestamp_seconds{PICKER} - time()", "{{instance}} {{certificate}}"),
         ),
         panel(
             "Failed TLS handshakes",

@@ -36,7 +36,7 @@ pub struct CertificateStatus {
 pub struct ProcessParts {
     /// Metrics of requests, and the outcome of reloads.
     pub metrics: Arc<Metrics>,
-    /// The certificates of the ext-proc port.
+    /// The certificates of the ext-proc port and for NATS.
     pub certificates: Source<Vec<CertificateStatus>>,
     /// Whether the configuration uses Redis.
     pub uses_redis: Source<bool>,

@@ -60,7 +60,7 @@ impl Certificates {
         &self.handshaker
     }
 
-    /// Counters and expiry for metrics.
+    /// Counters for metrics.
     pub(super) fn stats(&self) -> TlsStats {
         let failures = self.handshaker.failures().clone();
         TlsStats { cert: self.cert.clone(), clients: self.clients.clone(), failures }

@@ -1,6 +1,5 @@
 //! The content of the admin pages, and the task that records the history of pools.
 
-use super::certificates::Certificates;
 use super::instruments::PREFIX;
 use super::sync::Sync;
 use super::{App, recording};
@@ -115,7 +114,7 @@ fn process_parts(app: &App) -> ProcessParts {
     let dump = app.dump.clone();
     ProcessParts {
         metrics: app.telemetry.metrics.clone(),
-        certificates: app.certificates.as_ref().map_or_else(|| Arc::new(Vec::new) as _, Certificates::status),
+        certificates: app.certificates(),
         uses_redis: Arc::new(move || dump.load().redis.is_some()),
         nats: app.sync.as_ref().map(Sync::link),
     }

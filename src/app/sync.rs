@@ -1,6 +1,7 @@
 //! State that is shared with other pickers over NATS, if `sync` is configured.
 
 use attache_admin::Source;
+use attache_admin::status::CertificateStatus;
 use attache_config::Settings;
 use attache_ext_proc::Processor;
 use attache_picker::ActiveConfig;

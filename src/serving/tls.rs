@@ -5,6 +5,7 @@
 //! [`handshake`] makes the connections that tonic serves. With [`ClientAuth`], clients need a certificate too. Used by
 //! `app`, `server`, `health`, `admin` and `cli::check`.
 
+mod certificate_file;
 mod client;
 mod failures;
 mod hello;
@@ -13,6 +14,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use certificate_file::CertificateFile;
 pub use client::{ClientAuth, check_client_ca};
 pub use failures::{FailureCause, HandshakeFailures};
 pub use io::{Acceptor, Handshaker, ServerIo, Tcp, handshake, incoming};

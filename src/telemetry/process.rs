@@ -23,10 +23,21 @@ pub struct ProcessCollector {
     pub buffered: Arc<Buffered>,
     /// Cache of tokens of prompt segments.
     pub segments: Arc<SegmentCache>,
-    /// Certificates and handshakes; `None` without TLS.
+    /// Certificates in use.
+    pub certificates: CertificateEnds,
+    /// Reloads and handshakes; `None` without TLS.
     pub tls: Option<TlsStats>,
     /// Counters of spans; `None` without traces.
     pub otlp: Option<Arc<OtlpStats>>,
+}
+
+/// Reads the certificates in use, as names and ends of validity in Unix seconds.
+pub struct CertificateEnds(pub Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>);
+
+impl std::fmt::Debug for CertificateEnds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CertificateEnds").field(&(self.0)()).finish()
+    }
 }
 
 /// Certificates and handshakes of the ext-proc port.
@@ -90,10 +101,10 @@ impl ProcessCollector {
     }
 
     fn certificate(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let (name, help) = ("tls_certificate_expiry_timestamp", "end of the validity of the certificate, Unix time");
-        let expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        if let Some(tls) = &self.tls {
-            gauge(tls.cert.info().expires_at).encode(expiry)?;
+        let (name, help) = ("tls_certificate_expiry_timestamp", "end of the validity of each certificate, Unix time");
+        let mut expiry = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for (certificate, end) in (self.certificates.0)() {
+            gauge(end).encode(expiry.encode_family(&[("certificate", certificate)])?)?;
         }
         for (name, help, value) in CERT_COUNTERS {
             let counter = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -156,13 +167,15 @@ mod tests {
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
+            certificates: CertificateEnds(Box::new(|| vec![("server certificate", 7), ("client CA", 8)])),
             tls: Some(TlsStats { cert: cert.clone(), clients: None, failures: Arc::default() }),
             otlp: Some(Arc::default()),
         });
         for line in [
             concat!("attache_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             &format!("attache_buffered_request_bytes {}", held.bytes()),
-            &format!("attache_tls_certificate_expiry_timestamp_seconds {}", cert.info().expires_at),
+            "attache_tls_certificate_expiry_timestamp_seconds{certificate=\"server certificate\"} 7",
+            "attache_tls_certificate_expiry_timestamp_seconds{certificate=\"client CA\"} 8",
             "attache_tls_reloads_total 0",
             "attache_tls_reload_failures_total 1",
             "attache_tls_handshake_failures_total{cause=\"no_certificate\"} 0",
@@ -177,6 +190,7 @@ mod tests {
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered: Arc::default(),
+            certificates: CertificateEnds(Box::new(Vec::new)),
             tls: None,
             otlp: None,
         });

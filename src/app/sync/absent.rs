@@ -25,6 +25,10 @@ impl Sync {
         match *self {}
     }
 
+    pub(in super::super) fn certificate(&self) -> Option<Source<Option<CertificateStatus>>> {
+        match *self {}
+    }
+
     pub(in super::super) fn replica(&self) -> &Arc<Replica> {
         match *self {}
     }

@@ -3,12 +3,15 @@
 use super::*;
 use anyhow::Context;
 use attache_config::settings::{NatsSettings, SyncSettings};
+use attache_discovery::watch;
 use attache_nats::{NatsConfig, NatsStats};
 use attache_pool::PoolEvent;
+use attache_serving::tls::CertificateFile;
 use attache_sync::{CacheLossSink, ReplicaSettings, SnapshotState, sender_of, token_of};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_types::rng;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
@@ -21,6 +24,7 @@ const SNAPSHOT_POLL: Duration = Duration::from_millis(20);
 pub(in super::super) struct Sync {
     replica: Arc<Replica>,
     link: Arc<NatsStats>,
+    certificate: Option<Arc<CertificateFile>>,
     cache_seed: u64,
     wait_for_snapshot: Duration,
 }
@@ -50,9 +54,10 @@ impl Sync {
         let replica = Arc::new(Replica::new(identity, Arc::new(outbox), pressure));
         let nats = wanted.nats.clone();
         let prefix = nats.subject_prefix.clone();
+        let certificate = nats.client_certificate.as_ref().map(|(path, _)| follow(path.clone(), stop.clone()));
         let client = attache_nats::connect(&config(nats), &queue, clock).await?;
         tokio::spawn(attache_nats::run(client, queue, replica.clone(), prefix, clock, stop));
-        Ok(Some(Self { replica, link, cache_seed, wait_for_snapshot: wanted.wait_for_snapshot }))
+        Ok(Some(Self { replica, link, certificate, cache_seed, wait_for_snapshot: wanted.wait_for_snapshot }))
     }
 
     /// The metrics of the exchange.
@@ -64,6 +69,16 @@ impl Sync {
     pub(in super::super) fn link(&self) -> Source<LinkStatus> {
         let link = self.link.clone();
         Arc::new(move || LinkStatus { connected: link.connected.load(Relaxed), dropped: link.dropped.load(Relaxed) })
+    }
+
+    /// Reads the state of the certificate that this picker shows to NATS; no state before its file could be read. `None`
+    /// without one.
+    pub(in super::super) fn certificate(&self) -> Option<Source<Option<CertificateStatus>>> {
+        let file = self.certificate.clone()?;
+        Some(Arc::new(move || {
+            let expires_at = file.expires_at()?;
+            Some(CertificateStatus { name: "NATS client certificate", expires_at, refused: file.refused() })
+        }))
     }
 
     pub(in super::super) fn replica(&self) -> &Arc<Replica> {
@@ -107,6 +122,19 @@ impl Sync {
             latch.release();
         });
     }
+}
+
+/// Reads the certificate's validity, again whenever its file changes, until `stop`.
+fn follow(path: PathBuf, stop: CancellationToken) -> Arc<CertificateFile> {
+    let certificate = CertificateFile::read(path);
+    let followed = certificate.clone();
+    tokio::spawn(async move {
+        let mut file = watch::watch([followed.path().to_owned()]);
+        while stop.run_until_cancelled(file.changed()).await.is_some() {
+            followed.reload();
+        }
+    });
+    certificate
 }
 
 /// Drops what is recorded about caches that a peer reports as lost.

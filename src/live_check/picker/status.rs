@@ -20,8 +20,8 @@ static REJECTIONS: Check = Check {
 };
 static CERTIFICATE: Check = Check {
     id: "picker-certificate",
-    about: "validity of the certificates of the ext-proc port, and their reloads",
-    why: "After its end, Envoy or the picker refuses the connection, and every request fails.",
+    about: "validity of the certificates of the ext-proc port and for NATS, and their reloads",
+    why: "After its end, Envoy, the picker or NATS refuses the connection.",
 };
 
 pub(super) const CHECKS: &[&Check] = &[&DEGRADED, &REJECTIONS, &CERTIFICATE];
@@ -144,15 +144,20 @@ fn rejections(subject: &str, rejections: &[RejectionPage], report: &mut Report) 
 
 fn certificate(subject: &str, page: &CertificatePage, report: &mut Report) {
     let CertificatePage { name, expires_in_seconds, refused_replacements } = page;
+    let (files, condition) = match name.as_str() {
+        "client CA" => ("the file `server.tls.clientCaFile`", ""),
+        "NATS client certificate" => ("the files `sync.nats.tls.certFile` and `keyFile`", ""),
+        _ => ("`tls.crt` and `tls.key` in `server.tls.directory`", " if `server.tls.reload` is true"),
+    };
     if *refused_replacements > 0 {
         report.push(CERTIFICATE.error(
             subject,
             format!("{refused_replacements} new files of the {name} were refused; the previous one is in use"),
-            "correct `tls.crt` and `tls.key` in `server.tls.directory`, or `server.tls.clientCaFile`; the log has the reason",
+            format!("correct {files}; the log has the reason"),
         ));
     }
     let days = (expires_in_seconds / 86_400.0).abs();
-    let fix = "renew the files in `server.tls.directory`; the picker reads them again if `server.tls.reload` is true";
+    let fix = format!("renew {files}; the picker reads changed files again{condition}");
     report.push(match Validity::of(*expires_in_seconds) {
         Validity::Expired => CERTIFICATE.error(subject, format!("the {name} expired {days:.1} days ago"), fix),
         Validity::ExpiresSoon => CERTIFICATE.warning(subject, format!("the {name} expires in {days:.1} days"), fix),
@@ -190,6 +195,20 @@ mod tests {
         for (days, severity) in [(60.0, Severity::Ok), (13.0, Severity::Warning), (-1.0, Severity::Error)] {
             let page = CertificatePage { expires_in_seconds: days * 86_400.0, ..CertificatePage::default() };
             assert_eq!(severities(|report| certificate("p", &page, report)), [severity], "{days}");
+        }
+    }
+
+    #[test]
+    fn fix_names_the_files_of_the_certificate() {
+        for (name, key) in [
+            ("server certificate", "`server.tls.directory`"),
+            ("client CA", "`server.tls.clientCaFile`"),
+            ("NATS client certificate", "`sync.nats.tls.certFile`"),
+        ] {
+            let page = CertificatePage { name: name.to_owned(), refused_replacements: 1, ..CertificatePage::default() };
+            let mut report = Report::default();
+            certificate("p", &page, &mut report);
+            assert!(report.findings().iter().all(|finding| finding.fix.contains(key)), "{name}");
         }
     }
 }
