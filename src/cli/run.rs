@@ -44,7 +44,7 @@ pub(super) fn run(args: &RunArgs, converted: &[String]) -> ExitCode {
     }
     if log_json {
         // A reader of JSON lines can't parse text between them.
-        converted.iter().for_each(|warning| tracing::warn!("{warning}"));
+        converted.iter().for_each(|warning| tracing::warn!("command line: {warning}"));
         log(&reading.diagnostics, reading.text.as_ref().map_or("", |text| &text.name));
     }
     let served = logs.map_err(Into::into).and_then(|logs| serve(settings, source, args.record(), logs));

@@ -181,7 +181,7 @@ impl FoundPools {
             }
         }
         for message in odd.difference(&self.told) {
-            tracing::warn!("{message}");
+            tracing::warn!("check which requests each InferencePool gets: {message}");
         }
         self.told = odd;
         (Settings { pools, templates: Vec::new(), ..file.clone() }, Expansion { own, queued_bytes })

@@ -1,8 +1,9 @@
-//! The fields of log lines: those in the source are those of the schema, and of the reference page.
+//! Log lines: their fields and messages in the source are those of the schema and of the reference pages.
 
 #[path = "../support/log_schema.rs"]
 mod log_schema;
 
+use crate::docs::markdown::{page, rows};
 use crate::docs::reference::{code, compare};
 use log_schema::LogSchema;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,25 +57,104 @@ fn field(argument: &str) -> String {
     shown.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The fields of all events in the source, with a place of each.
-fn fields() -> BTreeMap<String, String> {
+/// An event in the source.
+struct LogEvent {
+    level: &'static str,
+    arguments: Vec<String>,
+    place: String,
+}
+
+impl LogEvent {
+    /// The message, with `…` for each value in it. Every event has one.
+    fn message(&self) -> String {
+        let literal = self.arguments.iter().find(|argument| argument.starts_with('"'));
+        let literal = literal.unwrap_or_else(|| panic!("an event without a message: {}", self.place));
+        let text = literal.trim_matches('"').replace("\\\"", "\"").replace("{{", "\u{1}").replace("}}", "\u{2}");
+        // A backslash at the end of a line joins it with the next one.
+        let text: String =
+            text.split("\\\n").enumerate().map(|(i, part)| if i == 0 { part } else { part.trim_start() }).collect();
+        let mut parts = text.split('{');
+        let first = parts.next().unwrap_or_default().to_owned();
+        let shown = parts.fold(first, |shown, part| shown + "…" + part.split_once('}').map_or("", |(_, rest)| rest));
+        shown.replace('\u{1}', "{").replace('\u{2}', "}")
+    }
+}
+
+/// All events in the source.
+fn events() -> Vec<LogEvent> {
+    const MACROS: [(&str, &str); 5] =
+        [("trace!(", "TRACE"), ("debug!(", "DEBUG"), ("info!(", "INFO"), ("warn!(", "WARN"), ("error!(", "ERROR")];
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
-    let mut found = BTreeMap::new();
+    let mut found = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
-        for event in ["trace!(", "debug!(", "info!(", "warn!(", "error!("] {
-            for (at, _) in text.match_indices(&format!("tracing::{event}")) {
-                let after = &text[at + "tracing::".len() + event.len()..];
-                let before_message = arguments(after).into_iter().take_while(|argument| !argument.starts_with('"'));
-                for argument in before_message.filter(|argument| !argument.starts_with("target:")) {
-                    found.insert(field(&argument), format!("{}: {argument}", file.display()));
-                }
-            }
+        for (event, level) in MACROS {
+            let begin = format!("tracing::{event}");
+            found.extend(text.match_indices(&begin).map(|(at, _)| LogEvent {
+                level,
+                arguments: arguments(&text[at + begin.len()..]),
+                place: file.display().to_string(),
+            }));
         }
     }
     found
+}
+
+/// The fields of all events, with a place of each.
+fn fields() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for LogEvent { arguments, place, .. } in events() {
+        let before_message = arguments.into_iter().take_while(|argument| !argument.starts_with('"'));
+        for argument in before_message.filter(|argument| !argument.starts_with("target:")) {
+            found.insert(field(&argument), format!("{place}: {argument}"));
+        }
+    }
+    found
+}
+
+/// The message and level of each row of a page.
+fn rows_of(path: &str, head: &str) -> Vec<(String, String)> {
+    // A message with backquotes stands between double ones.
+    let shown = |cell: &str| cell.trim_matches('`').trim().to_owned();
+    let unquoted = |cell: &str| match cell.strip_prefix("`` ").and_then(|rest| rest.strip_suffix(" ``")) {
+        Some(message) => message.to_owned(),
+        None => shown(cell),
+    };
+    rows(&page(path), head).iter().map(|row| (unquoted(&row[0]), shown(&row[1]))).collect()
+}
+
+#[test]
+fn page_of_messages_lists_the_warnings_and_errors_of_the_source() {
+    const PAGE: &str = "docs/reference/log-messages.md";
+    let listed = rows_of(PAGE, "| message | level | what it means for requests | what to do |");
+    let wanted: BTreeSet<(String, String)> = events()
+        .iter()
+        .filter(|event| ["WARN", "ERROR"].contains(&event.level))
+        .map(|event| (event.message(), event.level.to_owned()))
+        .collect();
+    assert!(wanted.len() > 80, "the source was read: {wanted:?}");
+    for (message, level) in &wanted {
+        assert!(message.trim_matches(['…', ' ', ':']).len() > 5, "a search finds no page for `{message}` ({level})");
+    }
+    let rows: BTreeSet<(String, String)> = listed.iter().cloned().collect();
+    assert_eq!(listed.len(), rows.len(), "{PAGE} has a message twice");
+    let missing: Vec<_> = wanted.difference(&rows).collect();
+    let gone: Vec<_> = rows.difference(&wanted).collect();
+    assert!(missing.is_empty() && gone.is_empty(), "{PAGE} lacks {missing:#?}; the source has no {gone:#?}");
+}
+
+#[test]
+fn lines_to_know_exist_in_the_source() {
+    let events: Vec<(String, &str)> = events().iter().map(|event| (event.message(), event.level)).collect();
+    let listed = rows_of("docs/reference/logs.md", "| message | level | what to do |");
+    assert!(listed.len() > 5, "{listed:?}");
+    for (message, level) in listed {
+        // The end of a long message is left out.
+        let fits = |text: &str| message.strip_suffix('…').map_or(text == message, |begin| text.starts_with(begin));
+        assert!(events.iter().any(|(text, own)| *own == level && fits(text)), "{message} ({level})");
+    }
 }
 
 #[test]

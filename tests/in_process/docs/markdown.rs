@@ -124,11 +124,10 @@ pub(crate) fn prose(text: &str) -> String {
     outside.map(|line| format!("{line}\n")).collect()
 }
 
-/// The rows of the table whose header starts with `head`, cell by cell.
+/// The rows of all tables whose header starts with `head`, cell by cell.
 pub(crate) fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
-    let Some(start) = text.find(head) else { return Vec::new() };
-    let lines = text[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
-    lines.map(cells).collect()
+    let tables = text.match_indices(head).map(|(start, _)| text[start..].lines().skip(2));
+    tables.flat_map(|lines| lines.take_while(|line| line.starts_with('|'))).map(cells).collect()
 }
 
 fn cells(line: &str) -> Vec<String> {

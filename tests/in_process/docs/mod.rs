@@ -7,7 +7,7 @@
 mod claims;
 mod examples;
 mod links;
-mod markdown;
+pub(crate) mod markdown;
 mod metrics;
 mod monitoring;
 mod prose;

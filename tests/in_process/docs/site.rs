@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// What operators type into the search, and the page that must be among the results.
-const SEARCHED: [(&str, &str); 14] = [
+const SEARCHED: [(&str, &str); 20] = [
     ("503", "how-to/troubleshooting.html"),
     ("503 upstream connect error", "how-to/troubleshooting.html"),
     ("no healthy upstream", "how-to/troubleshooting.html"),
@@ -17,6 +17,13 @@ const SEARCHED: [(&str, &str); 14] = [
     ("otlp-endpoint", "reference/command-line.html"),
     ("trustClientHeaders", "reference/configuration.html"),
     ("x-gateway-destination-endpoint", "reference/headers.html"),
+    // Messages of the log.
+    ("KV event connection failed", "reference/log-messages.html"),
+    ("TLS handshake failed", "reference/log-messages.html"),
+    ("lost the connection to NATS", "reference/log-messages.html"),
+    ("configuration refused", "reference/log-messages.html"),
+    ("endpoint ejected", "reference/log-messages.html"),
+    ("InferencePool not found", "reference/log-messages.html"),
     // In blocks of code.
     ("histogram_quantile", "how-to/monitor.html"),
     ("apt-get install", "how-to/install.html"),
