@@ -9,17 +9,17 @@ const README: &str = include_str!("../../README.md");
 const SECURITY: &str = include_str!("../../SECURITY.md");
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 
-/// The rows of a page's table whose header starts with `head`, cell by cell.
+/// The rows of a page's tables whose header starts with `head`, cell by cell.
 fn rows_of(page: &'static str, head: &str) -> Vec<Vec<&'static str>> {
-    let start = page.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
-    let lines = page[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    let tables = page.match_indices(head).map(|(start, _)| page[start..].lines().skip(2));
+    let lines = tables.flat_map(|lines| lines.take_while(|line| line.starts_with('|')));
     let rows: Vec<Vec<_>> = lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
     assert!(!rows.is_empty(), "{head}");
     rows
 }
 
 fn plain(cell: &str) -> &str {
-    cell.trim_matches('`')
+    cell.trim_matches(['*', '`'])
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The metrics page matches the metrics of a running picker.
 
 use super::markdown::{page, rows};
+use super::monitoring::{name_of, watched};
 use super::reference::{code, compare, table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,6 +10,44 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 const PAGE: &str = "docs/reference/metrics.md";
+/// The headings of the page, and the beginnings of the names below each, without `attache_`. The longest one counts.
+const GROUPS: [(&str, &[&str]); 13] = [
+    (
+        "Requests",
+        &[
+            "streams_",
+            "requests_",
+            "request_",
+            "rejections_",
+            "responses_",
+            "errors_in_stream",
+            "time_to_first_byte",
+            "decision_",
+            "degraded_",
+            "diverted_",
+            "prompt_tokens",
+            "completion_tokens",
+            "sessions_",
+            "reservations_",
+            "protocol_errors",
+            "subset_entries",
+            "buffered_request",
+            "hook_",
+        ],
+    ),
+    ("Models", &["model_", "served_models"]),
+    ("Endpoints", &["pool_endpoints", "endpoint_", "ejections_", "scrape_", "prediction_"]),
+    ("Prefix cache", &["cached_tokens", "prefix_"]),
+    ("Tokenizers", &["tokenizer_"]),
+    ("KV events", &["kv_event"]),
+    ("Queues and flow control", &["queue_", "queued_", "deadlines_"]),
+    ("Prefill and decode", &["disaggregation_", "prefill_", "carried_"]),
+    ("Limits, tenants and Redis", &["limit_", "tenant_", "user_records", "redis_"]),
+    ("Replicas (sync)", &["sync_"]),
+    ("Discovery", &["dns_", "endpoints_file", "kube_"]),
+    ("Connections and TLS", &["listener_", "tls_", "admin_requests"]),
+    ("Configuration and process", &["config_", "build_info", "warnings", "panics_", "otlp_", "process_"]),
+];
 
 /// A picker that is killed at the end of the test.
 struct Running(Child);
@@ -60,6 +99,14 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
+/// The heading that a metric belongs to.
+fn group(name: &str) -> &'static str {
+    let own = name.strip_prefix("attache_").unwrap_or(name);
+    let of = GROUPS.iter().flat_map(|(heading, starts)| starts.iter().map(move |start| (start, *heading)));
+    let found = of.filter(|(start, _)| own.starts_with(**start)).max_by_key(|(start, _)| start.len());
+    found.unwrap_or_else(|| panic!("{name} has no group: extend GROUPS")).1
+}
+
 /// `text` with links replaced by their words.
 fn without_links(text: &str) -> String {
     let mut words = String::new();
@@ -76,20 +123,26 @@ fn without_links(text: &str) -> String {
 #[test]
 fn metrics_page_matches_the_metrics_of_a_running_picker() {
     let served = metrics();
+    let watched = watched();
     let mut rows_of_program = Vec::new();
     for line in served.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (family, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{family}_total") } else { family.to_owned() };
-        rows_of_program.push(vec![code(&name), kind.to_owned(), unit(&name).to_owned()]);
+        let shown = if watched.contains(&name) { format!("**{}**", code(&name)) } else { code(&name) };
+        rows_of_program.push((name.clone(), vec![shown, kind.to_owned(), unit(&name).to_owned()]));
     }
     rows_of_program.sort();
-    compare(PAGE, "metrics", &table(PAGE, &["metric", "type", "unit", "labels", "meaning"], 2, rows_of_program));
+    let part = |(heading, _): &(&str, &[&str])| {
+        let rows = rows_of_program.iter().filter(|(name, _)| group(name) == *heading).map(|(_, row)| row.clone());
+        format!("## {heading}\n\n{}", table(PAGE, &["metric", "type", "unit", "labels", "meaning"], 2, rows.collect()))
+    };
+    compare(PAGE, "metrics", &GROUPS.iter().map(part).collect::<Vec<_>>().join("\n"));
 
     // The page has the HELP text of each metric, and may add a link.
     let helps: BTreeMap<&str, &str> =
         served.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' ')).collect();
-    for row in rows(&page(PAGE), "| metric |") {
-        let name = row[0].trim_matches('`');
+    for row in &rows(&page(PAGE), "| metric |") {
+        let name = name_of(row);
         let help = helps.get(name).or_else(|| helps.get(name.strip_suffix("_total")?));
         let help = help.unwrap_or_else(|| panic!("{name} has no HELP")).trim_end_matches('.');
         let said = without_links(&row[4]);
@@ -103,8 +156,7 @@ fn metrics_page_matches_the_metrics_of_a_running_picker() {
     let text = page(PAGE);
     let table = rows(&text, "| metric |");
     let labels = |cell: &str| cell.split(", ").map(|l| l.trim_matches('`').to_owned()).filter(|l| l != "–").collect();
-    let said: BTreeMap<&str, BTreeSet<String>> =
-        table.iter().map(|row| (row[0].trim_matches('`'), labels(&row[3]))).collect();
+    let said: BTreeMap<&str, BTreeSet<String>> = table.iter().map(|row| (name_of(row), labels(&row[3]))).collect();
     let mut samples = 0;
     for line in served.lines().filter(|line| line.starts_with("attache_") || line.starts_with("process_")) {
         let series = line.rsplit_once(' ').unwrap().0;

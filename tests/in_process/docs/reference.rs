@@ -30,14 +30,14 @@ pub(crate) fn compare(path: &str, name: &str, wanted: &str) {
     assert!(found == wanted, "{path}: {name} is not what the program says; {hint}; first difference: {different:#?}");
 }
 
-/// A table. The last `by_hand` cells of each row are taken from the page's row with the same first cell.
+/// A table. The last `by_hand` cells of each row are taken from the page's row with the same first cell, bold or not.
 pub(crate) fn table(path: &str, head: &[&str], by_hand: usize, program: Vec<Vec<String>>) -> String {
     let line = format!("| {} |", head.join(" | "));
     let old: BTreeMap<String, Vec<String>> =
-        rows(&page(path), &line).into_iter().map(|row| (row[0].clone(), row)).collect();
+        rows(&page(path), &line).into_iter().map(|row| (row[0].trim_matches('*').to_owned(), row)).collect();
     let mut out = format!("{line}\n|{}\n", "---|".repeat(head.len()));
     for mut row in program {
-        let kept = old.get(&row[0]).and_then(|old| old.get(old.len().checked_sub(by_hand)?..));
+        let kept = old.get(row[0].trim_matches('*')).and_then(|old| old.get(old.len().checked_sub(by_hand)?..));
         row.extend(kept.map_or_else(|| vec!["TODO".to_owned(); by_hand], <[String]>::to_vec));
         assert_eq!(row.len(), head.len(), "{row:?}");
         let updating = std::env::var_os("ATTACHE_UPDATE_DOCS").is_some();
