@@ -306,7 +306,7 @@ def pool():
             "KV cache in use",
             "Share of the KV cache of each endpoint that requests use, as the server reports it.",
             "percentunit",
-            (f"max by (endpoint) (attache_endpoint_kv_usage{POOL})", "{{endpoint}}"),
+            (f"max by (endpoint) (attache_endpoint_kv_usage_ratio{POOL})", "{{endpoint}}"),
             most=1,
         ),
         tokens(),
@@ -325,7 +325,7 @@ def pool():
             "Usual relative error of predicted times to the first token. At 1 the error is as large as the "
             "prediction.",
             "percentunit",
-            (f"avg by (pool) (attache_prediction_error{POOL})", "{{pool}}"),
+            (f"avg by (pool) (attache_prediction_error_ratio{POOL})", "{{pool}}"),
         ),
         panel(
             "Ejections",
@@ -372,7 +372,7 @@ def endpoint():
             "Share of the KV cache that requests use, as the server reports it. Near 1, the server preempts or "
             "queues.",
             "percentunit",
-            reported("attache_endpoint_kv_usage", ""),
+            reported("attache_endpoint_kv_usage_ratio", ""),
             most=1,
         ),
         panel(

@@ -160,7 +160,7 @@ const ENDPOINT_GAUGES: &[EndpointGauge] = &[
     ("endpoint_running", "running requests, as the server reports them", |_, _, s| {
         s.metrics().map(|m| f64::from(m.running))
     }),
-    ("endpoint_kv_usage", "KV cache in use, 0 to 1, as the server reports it", |_, _, s| {
+    ("endpoint_kv_usage_ratio", "KV cache in use, 0 to 1, as the server reports it", |_, _, s| {
         s.metrics().map(|m| f64::from(m.kv_usage))
     }),
     (
@@ -448,7 +448,7 @@ impl<'p> PoolEncoder<'p, '_> {
     fn prediction_errors(&mut self) -> Result<(), Error> {
         let help = "usual relative error of predicted times to the first token, as a mean of the endpoints; 1 is an error \
                     as large as the prediction";
-        let mut errors = self.encoder.encode_descriptor("prediction_error", help, None, MetricType::Gauge)?;
+        let mut errors = self.encoder.encode_descriptor("prediction_error_ratio", help, None, MetricType::Gauge)?;
         for pool in self.pools {
             let snapshot = pool.store.load();
             let learned = snapshot.endpoints.iter().filter_map(|state| state.endpoint.speed.learned());

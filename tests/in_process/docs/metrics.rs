@@ -91,9 +91,9 @@ fn unit(name: &str) -> &'static str {
         Some("tokens") => "tokens",
         Some("blocks") => "blocks",
         Some("requests") => "requests",
+        Some("ratio") => "ratio",
         Some(
-            "usage" | "weight" | "trust" | "connected" | "behind" | "done" | "unreadable" | "tokenizer" | "info"
-            | "successful" | "error",
+            "weight" | "trust" | "connected" | "behind" | "done" | "unreadable" | "tokenizer" | "info" | "successful",
         ) => "–",
         _ => "count",
     }
