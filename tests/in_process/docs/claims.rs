@@ -1,6 +1,6 @@
 //! Statements about what Attaché lacks, or has instead of something else, agree with what exists.
 
-use super::markdown::{page, pages, root};
+use super::markdown::{page, pages, root, rows};
 use std::path::{Path, PathBuf};
 
 /// Who shares state with others.
@@ -107,4 +107,41 @@ fn settings_that_messages_name_instead_exist() {
         assert!(exists, "`{name}` does not exist");
     }
     assert!(checked >= 15, "{checked}");
+}
+
+/// The parts of a quoted text between its values, which are `…`, numbers and units. Shorter parts than three words prove
+/// nothing.
+fn fixed_parts(quoted: &str) -> Vec<String> {
+    let is_value =
+        |word: &&str| word.contains('…') || word.contains('%') || word.contains(|c: char| c.is_ascii_digit());
+    let words: Vec<&str> = quoted.split_whitespace().collect();
+    let parts = words.split(|word| is_value(word)).filter(|part| part.len() >= 3);
+    parts.map(|part| part.join(" ").trim_end_matches([',', ':']).to_owned()).collect()
+}
+
+#[test]
+fn incidents_quote_texts_of_the_program() {
+    let mut found = Vec::new();
+    for extension in ["rs", "js"] {
+        files(&root().join("src"), extension, &mut found);
+    }
+    let mut source = String::new();
+    for path in found {
+        let text = std::fs::read_to_string(&path).expect("a file");
+        // A backslash at the end of a line joins a literal with the next one.
+        let mut lines = text.split("\\\n");
+        source.push_str(lines.next().unwrap_or_default());
+        lines.for_each(|line| source.push_str(line.trim_start()));
+    }
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for row in rows(&page("docs/how-to/troubleshooting.md"), "| incident |") {
+        for part in row[3].split('`').skip(1).step_by(2).flat_map(fixed_parts) {
+            checked += 1;
+            if !source.contains(&part) {
+                wrong.push(part);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "the program does not say {wrong:#?}");
+    assert!(checked >= 8, "{checked}");
 }
