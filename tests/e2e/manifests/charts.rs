@@ -155,6 +155,33 @@ fn charts_install_the_shipped_rules_and_dashboards_where_asked() {
     }
 }
 
+#[test]
+fn runbook_links_of_installed_rules_begin_with_the_base() {
+    // With and without a slash at its end.
+    for base in ["https://git.example.com/attache/blob/main/", "https://git.example.com/attache/blob/main"] {
+        let monitoring = format!("monitoring: {{prometheus: {{rules: {{enabled: true, runbookBase: '{base}'}}}}}}");
+        for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
+            let values = match chart {
+                "standalone" => {
+                    least.replace("inferenceExtension: {", &format!("inferenceExtension: {{{monitoring}, "))
+                }
+                _ => format!("{least}inferenceExtension: {{{monitoring}}}\n"),
+            };
+            let rendered = helm(chart, &values);
+            let rules =
+                list(&rendered.one("PrometheusRule")["spec"]["groups"]).iter().flat_map(|group| list(&group["rules"]));
+            let mut alerts = 0;
+            for rule in rules.filter(|rule| rule["alert"].is_string()) {
+                let page = "https://git.example.com/attache/blob/main/docs/how-to/alerts.md";
+                let link = format!("{page}#{}", text(&rule["alert"]).to_lowercase());
+                assert_eq!(rule["annotations"]["runbook_url"], link, "{chart}");
+                alerts += 1;
+            }
+            assert!(alerts > 40, "{chart}: {alerts}");
+        }
+    }
+}
+
 /// A configuration with a pool selector, and one that has it only in a comment. The first has a `#` inside a name.
 const SEARCHING: &str = r#"pluginsCustomConfig: {
   a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: 'a # b', kubernetes: {poolSelector: a=b}}]",

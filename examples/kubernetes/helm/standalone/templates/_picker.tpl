@@ -695,6 +695,16 @@ spec:
   groups:
   {{- range list "recording" "alerts" }}
   {{- $file := printf "prometheus/%s.yaml" . | $.Files.Get | fromYaml }}
+  {{- with $.Values.inferenceExtension.monitoring.prometheus.rules.runbookBase }}
+  {{- $base := trimSuffix "/" . }}
+  {{- range $group := $file.groups }}
+  {{- range $rule := $group.rules }}
+  {{- with $rule.annotations }}
+  {{- $_ := set . "runbook_url" (regexFind "docs/.*" .runbook_url | printf "%s/%s" $base) }}
+  {{- end }}
+  {{- end }}
+  {{- end }}
+  {{- end }}
   {{- toYaml $file.groups | nindent 2 }}
   {{- end }}
 {{- end }}
