@@ -240,8 +240,10 @@ fn agent(e: &Value, line: &mut impl FnMut(&str, String)) {
     let agent = &e["agent"];
     if let (Some(program), Some(chain)) = (agent["program"].as_str(), agent["chain"].as_str()) {
         let chain = if chain == program { String::new() } else { format!(", chain {chain}") };
-        let (kind, field) = (text(&agent["kind"]).replace('_', "-"), text(&agent["field"]));
-        line("agent", format!("{kind} of program {program}{chain} ({field})"));
+        let parent = agent["parent"].as_str().map(|parent| format!(", parent {parent}")).unwrap_or_default();
+        let [kind, source, field] = ["kind", "source", "field"].map(|key| text(&agent[key]));
+        let kind = kind.replace('_', "-");
+        line("agent", format!("{kind} of program {program}{chain}{parent} ({source}: {field})"));
     }
 }
 
@@ -326,4 +328,28 @@ fn show(e: &Value, all_blocks: bool) -> String {
     scores(&e["parts"], "WHY", &e["endpoints"], &mut out);
     show_blocks(&blocks, all_blocks, &mut out);
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn agent_is_shown_with_its_parent_and_the_source_of_its_name() {
+        let shown = |explanation: Value| {
+            let mut lines = Vec::new();
+            agent(&explanation, &mut |key, value| lines.push(format!("{key}: {value}")));
+            lines.concat()
+        };
+        let sub_agent = json!({"program": "p", "chain": "c", "parent": "p", "kind": "sub_agent", "source": "body",
+            "field": "session_id"});
+        assert_eq!(
+            shown(json!({"agent": sub_agent})),
+            "agent: sub-agent of program p, chain c, parent p (body: session_id)"
+        );
+        let main = json!({"program": "p", "chain": "p", "kind": "main", "source": "inferred", "field": "tool_call_id"});
+        assert_eq!(shown(json!({"agent": main})), "agent: main of program p (inferred: tool_call_id)");
+        assert_eq!(shown(json!({})), "");
+    }
 }

@@ -118,7 +118,11 @@ pub fn decide_noting(
     let mut routed = scope.route(q, parsed.as_ref(), rng)?;
     let new_body = routed.rewritten.new_body.take();
     let state = RequestState::new(scope, q, notes, &routed)?;
-    state.decide(new_body, allowance, rng).map_err(|error| error.in_pool(&routed.runtime.pool.name))
+    let step = state.decide(new_body, allowance, rng);
+    if matches!(step, Err(_) | Ok(Step::Queue(_))) {
+        allowance.agent = picker.programs.identify(q.head, routed.request);
+    }
+    step.map_err(|error| error.in_pool(&routed.runtime.pool.name))
 }
 
 /// What all decisions of a stream share.

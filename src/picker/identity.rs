@@ -8,6 +8,7 @@
 //! requests, but never what a request may do, and what is remembered of them is bounded and kept apart by tenant. A
 //! request without any of them costs one look at each header name ([`may_name_session`]).
 
+use super::Picker;
 use super::head::Head;
 use super::tenant::Tenant;
 use attache_protocol::Request;
@@ -134,6 +135,14 @@ impl<'a> Named<'a> {
     /// A program without sub-agents.
     fn alone(program: impl Into<Cow<'a, str>>, source: IdentitySource, field: &'static str) -> Self {
         Self { program: program.into(), chain: None, parent: None, source, field }
+    }
+}
+
+impl Picker {
+    /// The agent that these headers name, for a request that is rejected before its body is read.
+    #[must_use]
+    pub fn agent_of_headers(&self, head: &Head) -> Option<Box<AgentIdentity>> {
+        self.programs.identify(head, None)
     }
 }
 

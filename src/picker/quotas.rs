@@ -18,6 +18,7 @@ use attache_protocol::Api;
 use attache_quota::{
     Book, Bound, Change, Claim, Had, Limits, Place, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall,
 };
+use attache_request::agent::AgentIdentity;
 use attache_scheduling::RequestFacts;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
@@ -352,6 +353,8 @@ const SUBJECTS: usize = 2;
 /// What a request has received before its decision: the quota checks for its tenant and its model, and its reservation.
 #[derive(Debug, Default)]
 pub struct Allowance {
+    /// The agent of a request that is queued or rejected, for the record of its rejection.
+    pub agent: Option<Box<AgentIdentity>>,
     /// The reservation that the request has taken, until the request is decided.
     pub(super) reserved: Option<Box<ReservedRequest>>,
     states: [State; SUBJECTS],

@@ -335,11 +335,8 @@ impl Front {
             }
             Ok(Step::Queue(mut queued)) => {
                 let signal = queued.waiting();
-                Attempted::Waits(Waiting {
-                    arrival: Arrival { request, head, rng, allowance, admitted },
-                    queued,
-                    signal,
-                })
+                let arrival = Arrival { request, head, rng, allowance, admitted };
+                Attempted::Waits(Box::new(Waiting { arrival, queued, signal }))
             }
             // A simulation has all keys, and no store outside of the process.
             Ok(Step::Warm(..) | Step::Allow(_)) => Attempted::Refused(request, no_pick()),
@@ -362,7 +359,8 @@ impl Front {
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, self.patience.bounds, now);
             PrefillLegs { prefilling, foretold, chosen_rank: plan.hints.prefill_rank.take() }
         });
-        Attempted::Sent(request, Sent { plan, head, foretold, legs, preemption, contents, echo, output: 0 })
+        let sent = Sent { plan, head, foretold, legs, preemption, contents, echo, output: 0 };
+        Attempted::Sent(request, Box::new(sent))
     }
 
     /// Chooses another decode server for a request, if its own has left the pool during the prefill on `prefill`.

@@ -95,16 +95,22 @@ async fn log_decisions_header_and_command_say_why_a_request_went_there() {
         "kind": "sub_agent", "source": "header", "field": "x-session-affinity",
     });
     assert_eq!(record["agent"], agent, "{record}");
-    for (field, said) in [("program", "ses_1"), ("chain", "ses_2"), ("agent_kind", "sub_agent")] {
+    for (field, said) in [
+        ("program", "ses_1"),
+        ("chain", "ses_2"),
+        ("parent_chain", "ses_1"),
+        ("agent_kind", "sub_agent"),
+        ("agent_source", "header"),
+        ("named_by", "x-session-affinity"),
+    ] {
         assert_eq!(logged[0][field], said, "{}", logged[0]);
     }
-    assert_eq!(logged[0]["named_by"], "x-session-affinity");
 
     for flag in ["--request-id", "--request"] {
         let (code, shown) = explain(&picker, flag, "why-1");
         assert_eq!(code, Some(0), "{shown}");
         let goes_to = format!("\ngoes to    {endpoint}");
-        let agent = "\nagent      sub-agent of program ses_1, chain ses_2 (x-session-affinity)";
+        let agent = "\nagent      sub-agent of program ses_1, chain ses_2, parent ses_1 (header: x-session-affinity)";
         assert!(shown.contains(agent), "{shown}");
         for part in ["id         why-1", &goes_to, "WHY predicted-latency", "first token, s", "delay of others, s"] {
             assert!(shown.contains(part), "{part}: {shown}");

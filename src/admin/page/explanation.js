@@ -57,7 +57,8 @@ function candidates(decision) {
 export function agentText(agent) {
   if (!agent) return "";
   const chain = agent.chain === agent.program ? "" : `, chain ${agent.chain}`;
-  return `${words(agent.kind)} of program ${agent.program}${chain} (${agent.field})`;
+  const parent = agent.parent ? `, parent ${agent.parent}` : "";
+  return `${words(agent.kind)} of program ${agent.program}${chain}${parent} (${agent.source}: ${agent.field})`;
 }
 
 function summary(decision) {

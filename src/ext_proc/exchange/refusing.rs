@@ -64,9 +64,11 @@ impl Exchange {
 
     /// The record of a request that no endpoint gets.
     pub(super) fn unrouted(&self, now: Timestamp) -> DecisionRecord {
+        let by_headers = || self.processor.picker.agent_of_headers(&self.head);
         DecisionRecord {
             ended: now,
             request_id: self.head.request_id(),
+            agent: self.allowance.agent.clone().or_else(by_headers),
             api: self.api.name(),
             duration_ms: now.since(self.opened).as_secs_f64() * 1e3,
             ..DecisionRecord::default()

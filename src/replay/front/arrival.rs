@@ -67,9 +67,9 @@ impl Waiting {
 /// Outcome of one attempt to decide a request.
 pub(crate) enum Attempted {
     /// It is decided and booked.
-    Sent(Request, Sent),
+    Sent(Request, Box<Sent>),
     /// It is queued.
-    Waits(Waiting),
+    Waits(Box<Waiting>),
     /// It is rejected.
     Refused(Request, RequestError),
 }

@@ -32,14 +32,14 @@ impl World<'_> {
                 if sent.plan.admitted.is_some() {
                     self.report_queued(&request, QueueOutcome::Passed, now);
                 }
-                self.send(request, sent, now);
+                self.send(request, *sent, now);
             }
             Attempted::Waits(waiting) => {
                 let number = waiting.arrival.request.number;
                 if let Some(until) = waiting.until() {
                     self.queue.push(until, SimEvent::Expire(number));
                 }
-                self.waiting.insert(number, waiting);
+                self.waiting.insert(number, *waiting);
                 self.wake(number, now);
             }
             Attempted::Refused(request, error) => {

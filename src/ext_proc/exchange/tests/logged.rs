@@ -121,3 +121,35 @@ fn queued_requests_are_logged_with_their_wait() {
     assert!(told.iter().any(|(end, _, queued)| *end == "complete" && *queued == Some(2_000)), "{told:?}");
     assert!(records.iter().all(|record| !record.pool.is_empty()), "{told:?}");
 }
+
+#[test]
+fn rejected_requests_are_logged_with_their_agent() {
+    let header = [("x-session-affinity", "c-1"), ("x-parent-session-id", "p-1")];
+    let in_body = br#"{"model": "m", "prompt": "p", "session_id": "p-2"}"#;
+    let last = |world: &World| {
+        let record = world.processor.decisions.snapshot().pop().unwrap();
+        let agent = record.agent.as_deref().map(|agent| format!("{} {} {}", agent.program, agent.chain, agent.field));
+        (record.reason, agent.unwrap_or_default())
+    };
+    let by_header = "p-1 c-1 x-session-affinity".to_owned();
+
+    let sheds = setup(without_queue(flow(Settings::default()))).build();
+    let _first = One::comes(&sheds, "");
+    let batch = [("x-gateway-inference-objective", "batch")];
+    One::of(&sheds, &[&header[..], &batch[..]].concat(), BodySendMode::FullDuplexStreamed);
+    assert_eq!(last(&sheds), ("shed", by_header.clone()));
+    One::sends(&sheds, &batch, BodySendMode::FullDuplexStreamed, in_body, None);
+    assert_eq!(last(&sheds), ("shed", "p-2 p-2 session_id".to_owned()));
+    One::sends(&sheds, &header, BodySendMode::FullDuplexStreamed, b"{", None);
+    assert_eq!(last(&sheds), ("invalid_json", by_header.clone()), "its body can't be read");
+    One::of(&sheds, &batch, BodySendMode::FullDuplexStreamed);
+    assert_eq!(last(&sheds), ("shed", String::new()), "it names no agent");
+
+    let queues = setup(flow(Settings::default())).build();
+    let _first = One::comes(&queues, "");
+    for (extra, agent) in [(&header[..], by_header), (&[][..], "p-2 p-2 session_id".to_owned())] {
+        let mut one = One::sends(&queues, extra, BodySendMode::FullDuplexStreamed, in_body, None);
+        one.has_waited(Duration::from_secs(60));
+        assert_eq!(last(&queues), ("queue_timeout", agent));
+    }
+}
