@@ -204,9 +204,10 @@ impl Programs {
             })
     }
 
-    /// Remembers the program of the request's chain, whose sub-agents name only their parent.
+    /// Remembers the program of the request's chain. A sub-agent of the chain may name only its parent, and the end of a
+    /// session only the chain.
     pub(super) fn booked(&self, agent: &AgentIdentity) {
-        if agent.parent.is_some() && SESSION_HEADERS.iter().any(|h| h.names_chain && h.session == agent.field) {
+        if agent.chain != agent.program {
             self.learn_chain(agent);
         }
     }

@@ -59,6 +59,19 @@ fn session_ends_with_the_response_to_its_last_request() {
 }
 
 #[test]
+fn sub_agents_of_claude_code_and_codex_are_ended_by_their_ids() {
+    let fixture = Parts::default().build();
+    let claude = [("x-claude-code-session-id", "ses"), ("x-claude-code-agent-id", "sub")];
+    for headers in [claude, [("session-id", "root"), ("thread-id", "thread")]] {
+        let [(_, program), (_, chain)] = headers;
+        begin(&fixture, &headers).end(End::Complete, NOW, &fixture.picker);
+        let ended = fixture.picker.end_session(None, Some(chain), SessionEnd::Admin, NOW).unwrap();
+        assert!(ended.known && !ended.was.is_program, "{ended:?}");
+        assert_eq!(ended.was.program.as_deref(), Some(program));
+    }
+}
+
+#[test]
 fn mark_without_a_session_ends_nothing() {
     let fixture = Parts::default().build();
     assert!(!plan(&fixture, &[FINAL]).ends_session);

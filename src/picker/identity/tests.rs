@@ -128,6 +128,9 @@ fn programs_that_are_remembered_are_bounded() {
     let agent = agent.unwrap();
     (0..MAX_IDS * 2).for_each(|number| programs.learn_response(&agent, &number.to_string()));
     assert!(programs.len() <= MAX_IDS);
+    let chain = |number: usize| AgentIdentity { chain: number.to_string().into(), ..(*agent).clone() };
+    (0..MAX_IDS * 2).for_each(|number| programs.booked(&chain(number)));
+    assert!(programs.len() <= MAX_IDS);
 }
 
 #[test]
@@ -170,6 +173,33 @@ fn ended_chain_leaves_its_program_as_it_is() {
     assert_eq!((known.program.as_deref(), known.is_program), (Some("root"), false));
     assert_eq!((&*of("a", "one").program, &*of("b", "two").program), ("one", "root"));
     assert_eq!(programs.end_chain(None, "one"), None);
+}
+
+#[test]
+fn chain_of_each_client_is_known_by_its_id() {
+    let claude = json!({"x-claude-code-session-id": "root", "x-claude-code-agent-id": "chain"});
+    let in_body = json!({
+        "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}],
+        "metadata": {"user_id": "user_h_account_a_session_root"},
+    });
+    let agent_alone = json!({"x-claude-code-agent-id": "chain"});
+    for (headers, path, body) in [
+        (claude, "/v1/responses", json!({"model": "m", "input": "hi"})),
+        (json!({"session-id": "root", "thread-id": "chain"}), "/v1/responses", json!({"model": "m", "input": "hi"})),
+        (agent_alone, "/v1/messages", in_body),
+    ] {
+        let programs = Programs::default();
+        let turn = |tenant| identify(&programs, path, &head(&headers, tenant), &body).unwrap();
+        let agent = turn(Some("a"));
+        assert_eq!((&*agent.program, &*agent.chain), ("root", "chain"), "{headers}");
+        assert_eq!(programs.end_chain(Some("b"), "chain"), None, "another tenant's chain");
+        let known = programs.end_chain(Some("a"), "chain").unwrap();
+        assert_eq!((known.program.as_deref(), known.is_program), (Some("root"), false), "{headers}");
+        assert_eq!(programs.end_chain(Some("a"), "chain"), None, "a second end changes nothing");
+        turn(Some("a"));
+        assert!(programs.end_program(Some("a"), "root").is_some(), "{headers}");
+        assert_eq!(programs.end_chain(Some("a"), "chain"), None, "it has ended with its program");
+    }
 }
 
 #[test]
