@@ -182,12 +182,6 @@ impl OpenSession {
         id.map_or(0, |id| *self.agents.entry(id).or_insert(next))
     }
 
-    /// The end of the last response to an agent, from the start of the trace.
-    pub(crate) fn last_end(&self, agent: u32) -> Option<Timestamp> {
-        let last = self.entries.iter().rev().find(|entry| entry.agent == agent)?;
-        Some(self.at.after(last.request.at.since(Timestamp(0)) + last.took))
-    }
-
     /// Adds a request, whose `at` still counts from the start of the trace.
     pub(crate) fn push(&mut self, mut entry: Entry) {
         if self.is_empty() {

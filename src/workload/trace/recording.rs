@@ -8,13 +8,13 @@
 //!
 //! If a request names its agent, the recording has sessions: each program is one, and so is each request without an
 //! agent. A recording does not say what an agent waited for. A pause of at most [`LONGEST_TOOL`] counts as that of a
-//! tool.
+//! tool. It begins when the last response ended that the request waited for, also that of a sub-agent.
 
 use super::MAX_TOKENS;
 use super::agents::{AGENT_HEADER, PARENT_HEADER, SESSION_HEADER};
 use super::rows::Rows;
 use crate::names::{TextKind, name, name_of_block};
-use crate::sessions::{Entry, OpenSession, SessionTrace};
+use crate::sessions::{Entry, OpenSession, Session, SessionTrace};
 use crate::{Headers, PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use attache_record::headers::CREDENTIALS;
@@ -191,9 +191,16 @@ fn add(session: &mut OpenSession, next: PendingRequest) {
         let ids = [(AGENT_HEADER, &agent.chain), (PARENT_HEADER, &agent.parent)].into_iter();
         request.headers.extend(ids.filter_map(|(name, id)| Some((name.into(), id.clone()?))));
     }
-    let pause = session.last_end(number).map_or(Duration::ZERO, |end| request.at.since(end));
-    let cause = if pause <= LONGEST_TOOL { TurnCause::Tool } else { TurnCause::Person };
-    session.push(Entry { request, agent: number, parent, cause, took, pause: None });
+    // The pause decides later.
+    session.push(Entry { request, agent: number, parent, cause: TurnCause::Tool, took, pause: None });
+}
+
+/// The session, whose requests after a long pause waited for a person.
+fn close(session: OpenSession) -> Session {
+    let mut session = session.close();
+    let later = session.turns.iter_mut().filter(|turn| turn.cause != TurnCause::Start);
+    later.filter(|turn| turn.pause > LONGEST_TOOL).for_each(|turn| turn.cause = TurnCause::Person);
+    session
 }
 
 /// The number that a recorded id stands for.
@@ -219,7 +226,7 @@ pub(super) fn sessions(rows: Rows) -> Result<SessionTrace, TraceError> {
             add(session, next);
         }
     }
-    let sessions = sessions.into_iter().map(OpenSession::close).collect();
+    let sessions = sessions.into_iter().map(close).collect();
     Ok(SessionTrace { sessions, id_header: Some(SESSION_HEADER) })
 }
 
@@ -317,6 +324,25 @@ mod tests {
         assert_eq!(turn.session, trace.sessions[0].turns[0].request.session);
         assert_ne!(turn.session, trace.sessions[2].turns[0].request.session);
         assert_eq!(trace.sessions[1].turns[0].request.session, None, "it names no agent");
+    }
+
+    #[test]
+    fn turn_soon_after_a_slow_sub_agent_did_not_wait_for_a_person() {
+        const SECOND: u64 = 1_000_000_000;
+        let (main, sub) = (r#"{"program":"p"}"#, r#"{"program":"p","chain":"c"}"#);
+        let lines = [
+            decide_of(0, SECOND, main),
+            end_at(0, 2 * SECOND),
+            decide_of(1, 3 * SECOND, sub),
+            end_at(1, 60 * SECOND),
+            decide_of(2, 63 * SECOND, main),
+            end_at(2, 64 * SECOND),
+            decide_of(3, 95 * SECOND, main),
+        ];
+        let trace = sessions_of(&lines).expect("requests name agents");
+        let turns: Vec<_> = trace.sessions[0].turns.iter().map(|t| (t.agent, t.cause, t.pause.as_secs())).collect();
+        let (start, tool, person) = (TurnCause::Start, TurnCause::Tool, TurnCause::Person);
+        assert_eq!(turns, [(0, start, 0), (1, start, 1), (0, tool, 3), (0, person, 31)]);
     }
 
     #[test]
