@@ -69,10 +69,12 @@ impl Session {
     /// a request waits for that which the request had waited for.
     fn within(&self, most: u32) -> Self {
         let mut kept: Vec<Turn> = Vec::new();
-        let mut agents = HashSet::new();
+        // The cause of the first request of each agent, and the agents of which a request is kept.
+        let (mut causes, mut agents) = (HashMap::new(), HashSet::new());
         // By old positions: the new position of a turn, or of those that it waited for.
         let mut stands_for: Vec<SmallVec<[u32; 1]>> = Vec::with_capacity(self.turns.len());
         for turn in &self.turns {
+            let first_cause = *causes.entry(turn.agent).or_insert(turn.cause);
             let old = turn.after.iter().filter_map(|before| stands_for.get(*before as usize));
             let mut after: SmallVec<[u32; 1]> = old.flatten().copied().collect();
             after.sort_unstable();
@@ -84,7 +86,7 @@ impl Session {
                 continue;
             }
             stands_for.push(smallvec![u32::try_from(kept.len()).unwrap_or(u32::MAX)]);
-            let cause = if agents.insert(turn.agent) { TurnCause::Start } else { turn.cause };
+            let cause = if agents.insert(turn.agent) { first_cause } else { turn.cause };
             kept.push(Turn { after, cause, ..turn.clone() });
         }
         Self::new(self.at, kept)

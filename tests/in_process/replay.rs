@@ -945,7 +945,7 @@ fn replay_command_writes_every_format_and_documented_exit_codes() {
 
     // Rejected requests have their reason in each form; what a trace has beside is named.
     let trace = path("t.jsonl");
-    let rows = r#"{"chat_id":1,"parent_chat_id":-1,"timestamp":0,"input_length":40,"output_length":9,"turn":1,"hash_ids":[1,2,3]}
+    let rows = r#"{"chat_id":1,"parent_chat_id":-1,"timestamp":0,"input_length":40,"output_length":9,"turn":1,"note":1,"hash_ids":[1,2,3]}
 {"chat_id":2,"parent_chat_id":1,"timestamp":0.5,"input_length":140000,"output_length":9,"turn":2,"hash_ids":[]}"#;
     let ids = (0..8_750).map(|id| id.to_string()).collect::<Vec<_>>().join(",");
     std::fs::write(&trace, rows.replace("[]", &format!("[{ids}]"))).unwrap();
@@ -953,7 +953,7 @@ fn replay_command_writes_every_format_and_documented_exit_codes() {
     let output =
         attache(&[&played[..], &["--json", &json, "--html", &html, "--svg", &svg, "--markdown", &markdown]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("t.jsonl: not used: turn\n"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("t.jsonl: not used: note\n"), "{}", text(&output.stderr));
     let reason = "prompt and response exceed the server's context";
     let line = format!("1 rejected, 0 lost of 2 (50.0 %): 1 {reason}");
     assert!(text(&output.stdout).contains(&line), "{}", text(&output.stdout));

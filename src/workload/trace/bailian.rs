@@ -3,9 +3,10 @@
 //! `{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132, "type":
 //! "text", "turn": 2, "hash_ids": [1089, …]}`: seconds, tokens, tokens, and one id for each block of 16 tokens of the
 //! prompt, the last of which may be cut. A request without an earlier turn has the parent -1, and so has one whose parent
-//! is not in the trace. A conversation is a session, in which each turn waits for its parent and then for a person. The
-//! trace has no durations, so that a pause is the time since the request before. Prompts do not quote responses: the
-//! trace does not say where. Source: KVCache Cache in the Wild (USENIX ATC 2025), alibaba-edu/qwen-bailian-usagetraces-anon.
+//! is not in the trace. Its `turn`, which counts from 1, says which of both it is. A conversation is a session, in which
+//! each turn waits for its parent and then for a person. The trace has no durations, so that a pause is the time since
+//! the request before. Prompts do not quote responses: the trace does not say where. Source: KVCache Cache in the Wild
+//! (USENIX ATC 2025), alibaba-edu/qwen-bailian-usagetraces-anon.
 
 use super::blocks::pieces;
 use super::fields::{shown, time, tokens, wrong};
@@ -26,8 +27,8 @@ use std::time::Duration;
 /// 16 tokens: what the files have in their names.
 pub const DEFAULT_BLOCK_TOKENS: u32 = 16;
 /// Fields that are read of a row.
-pub(super) const FIELDS: [&str; 6] =
-    ["chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"];
+pub(super) const FIELDS: [&str; 7] =
+    ["chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "turn", "hash_ids"];
 
 /// The fields of a row, unread, so that an error can name the one that is wrong.
 #[derive(Deserialize)]
@@ -42,6 +43,8 @@ struct BailianRow<'a> {
     input_length: Option<&'a RawValue>,
     #[serde(borrow)]
     output_length: Option<&'a RawValue>,
+    #[serde(borrow)]
+    turn: Option<&'a RawValue>,
     #[serde(borrow)]
     hash_ids: Option<&'a RawValue>,
 }
@@ -65,7 +68,7 @@ pub(super) fn read(mut rows: Rows, block_tokens: u32) -> Result<SessionTrace, Tr
     let mut number = 0;
     while let Some((row, text)) = rows.next()? {
         let wrong = |message| TraceError::Row { row, message };
-        let Row { chat, parent, request } = request(text, number, block).map_err(wrong)?;
+        let Row { chat, parent, is_first, request } = request(text, number, block).map_err(wrong)?;
         if request.at < last {
             return Err(wrong(super::out_of_order(last.since(request.at))));
         }
@@ -83,7 +86,7 @@ pub(super) fn read(mut rows: Rows, block_tokens: u32) -> Result<SessionTrace, Tr
         let Some(open) = chats.get_mut(i) else { continue };
         places.insert(chat, (i, open.turns.len()));
         let at = Timestamp(0).after(request.at.since(first.after(open.at.since(Timestamp(0)))));
-        open.turns.push(turn(request, at, before, &open.turns));
+        open.turns.push(turn(request, is_first, at, before, &open.turns));
     }
     if chats.is_empty() {
         return Err(TraceError::Format("the trace has no requests".to_owned()));
@@ -92,14 +95,14 @@ pub(super) fn read(mut rows: Rows, block_tokens: u32) -> Result<SessionTrace, Tr
     Ok(SessionTrace { sessions, id_header: None })
 }
 
-/// The turn `at` after the start of its conversation, behind that at the position `before` of `turns`.
-fn turn(request: Request, at: Timestamp, before: Option<usize>, turns: &[Turn]) -> Turn {
+/// The turn `at` after the start of its conversation in the trace, behind that at the position `before` of `turns`.
+fn turn(request: Request, is_first: bool, at: Timestamp, before: Option<usize>, turns: &[Turn]) -> Turn {
     let parent = before.and_then(|before| turns.get(before));
     // All turns of a conversation have one session: that of its first request.
     let session = turns.first().map_or(request.session, |first| first.request.session);
     Turn {
         agent: 0,
-        cause: if parent.is_some() { TurnCause::Person } else { TurnCause::Start },
+        cause: if is_first && parent.is_none() { TurnCause::Start } else { TurnCause::Person },
         after: before.and_then(|before| u32::try_from(before).ok()).into_iter().collect::<SmallVec<_>>(),
         pause: parent.map_or(Duration::ZERO, |parent| at.since(parent.request.at)),
         request: Request { at, session, ..request },
@@ -110,6 +113,8 @@ fn turn(request: Request, at: Timestamp, before: Option<usize>, turns: &[Turn]) 
 struct Row {
     chat: u64,
     parent: Option<u64>,
+    /// The first turn of its conversation.
+    is_first: bool,
     request: Request,
 }
 
@@ -124,6 +129,10 @@ fn request(row: &str, number: u64, block: u32) -> Result<Row, String> {
     let parent = match row.parent_chat_id.map(RawValue::get) {
         Some("-1") => None,
         _ => Some(id("parent_chat_id", row.parent_chat_id, "a whole number, or -1 for none,")?),
+    };
+    let is_first = match row.turn {
+        None => true,
+        turn => id("turn", turn, "a whole number")? <= 1,
     };
     let at = time("timestamp", row.timestamp.map(RawValue::get), "seconds", 0)?;
     let input = tokens("input_length", row.input_length.map(RawValue::get), 1)?;
@@ -147,7 +156,7 @@ fn request(row: &str, number: u64, block: u32) -> Result<Row, String> {
         headers: Vec::new(),
         turn: None,
     };
-    Ok(Row { chat, parent, request })
+    Ok(Row { chat, parent, is_first, request })
 }
 
 /// The number of a request.

@@ -119,6 +119,35 @@ fn bailian_turn_follows_the_response_to_its_parent() {
 }
 
 #[test]
+fn bailian_turn_whose_parent_is_not_in_the_trace_is_no_first_turn() {
+    let row = |chat: u64, parent: i64, input: u32, turn: &str| {
+        format!(
+            r#"{{"chat_id": {chat}, "parent_chat_id": {parent}, "timestamp": {chat}, "input_length": {input}, "output_length": 3, "type": "text"{turn}, "hash_ids": [{chat}]}}"#
+        )
+    };
+    let later = r#", "turn": 5"#;
+    let rows = [
+        row(1, -1, 15, later),
+        row(2, 77, 16, later),
+        row(3, 2, 9, later),
+        row(4, -1, 9, r#", "turn": 1"#),
+        row(5, -1, 9, ""),
+    ];
+    let (start, person) = (TurnCause::Start, TurnCause::Person);
+    let text = rows.join("\n");
+    let trace = sessions(&|| Ok(Box::new(Cursor::new(text.clone()))), &Options::default()).unwrap().unwrap();
+    let causes = |trace: &SessionTrace| -> Vec<Vec<TurnCause>> {
+        trace.sessions.iter().map(|session| session.turns.iter().map(|turn| turn.cause).collect()).collect()
+    };
+    assert_eq!(causes(&trace), [vec![person], vec![person, person], vec![start], vec![start]]);
+    // Without the longest request, the session of the second begins with its next turn.
+    assert_eq!(causes(&trace.within(18)), [vec![person], vec![person], vec![start], vec![start]]);
+    let bad = row(6, -1, 9, r#", "turn": -1"#);
+    let error = parsed(format!("{text}\n{bad}")).unwrap_err().to_string();
+    assert_eq!(error, "row 6: `turn` is -1; a whole number is allowed");
+}
+
+#[test]
 fn native_sessions_are_played_in_a_closed_loop() {
     let row = |at: f64, rest: &str| {
         format!(r#"{{"at":{at},"parts":[["user","a",64]],"answer":["b",5],"session":"s"{rest}}}"#)
