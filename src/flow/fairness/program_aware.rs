@@ -8,6 +8,9 @@
 //!           which the flow has nothing queued and nothing in flight
 //! ```
 //!
+//! With `sync`, service by other pickers counts when their responses end. Requests in flight there do not keep service
+//! from decaying.
+//!
 //! Both figures are normalised over the flows that have something queued, so a score depends on all other flows. The
 //! best flow is found without a look at all of them. Flows are sorted by service and by the arrival of their first
 //! request; a walk follows both orders side by side and ends when no flow further down can score higher (Fagin's
@@ -208,6 +211,22 @@ impl ProgramAware {
         }
     }
 
+    /// The service of an idle flow has decayed until `now`.
+    fn decay(&mut self, flow: u32, now: Timestamp) {
+        let half_life = self.half_life.abs();
+        let entry = self.flows.entry(flow).or_default();
+        if let Some(since) = entry.idle_since.take() {
+            entry.service.0 *= (-now.since(since).as_secs_f64() / half_life).exp2();
+        }
+    }
+
+    /// Counts these tokens of prompt and response.
+    fn charge(&mut self, flow: u32, input: u32, output: u32) {
+        let tokens = f64::from(input) + OUTPUT_WEIGHT * f64::from(output);
+        let served = self.flows.get(&flow).map_or(0.0, |entry| entry.service.0);
+        self.set_service(flow, Service(served + tokens));
+    }
+
     /// Records that the flow is idle; its service decays from now on.
     fn rests(&mut self, flow: u32) {
         let now = self.now;
@@ -275,10 +294,7 @@ impl Fairness for ProgramAware {
 
     fn wakes(&mut self, flow: u32, _: f64, head: QueueHead, now: Timestamp) {
         self.now = now;
-        let entry = self.flows.entry(flow).or_default();
-        if let Some(since) = entry.idle_since.take() {
-            entry.service.0 *= (-now.since(since).as_secs_f64() / self.half_life.abs()).exp2();
-        }
+        self.decay(flow, now);
         self.queue(flow, Some(head.arrived));
     }
 
@@ -306,12 +322,20 @@ impl Fairness for ProgramAware {
 
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
         self.now = now;
-        let tokens = f64::from(input.unwrap_or(meter.input)) + OUTPUT_WEIGHT * f64::from(meter.output);
-        let served = self.flows.get(&flow).map_or(0.0, |entry| entry.service.0);
-        self.set_service(flow, Service(served + tokens));
+        self.charge(flow, input.unwrap_or(meter.input), meter.output);
         if let Some(entry) = self.flows.get_mut(&flow) {
             entry.in_flight = entry.in_flight.saturating_sub(1);
         }
+        self.rests(flow);
+    }
+
+    fn counts_service(&self) -> bool {
+        true
+    }
+
+    fn served(&mut self, flow: u32, input: u32, output: u32) {
+        self.decay(flow, self.now);
+        self.charge(flow, input, output);
         self.rests(flow);
     }
 

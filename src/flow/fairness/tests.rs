@@ -214,6 +214,30 @@ proptest! {
 }
 
 #[test]
+fn program_aware_counts_the_service_of_other_pickers() {
+    let mut policy = policy("program-aware-fairness", &Value::Null);
+    assert!(policy.counts_service());
+    wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
+    serves(&mut *policy, 1, 100, 0, 0.0);
+    assert_eq!(policy.next(), Some(0));
+    policy.served(0, 51, 25);
+    assert_eq!(policy.next(), Some(1), "100 against 101, while both are queued");
+    // 101 decay to 50.5 in a half-life, and the service of another picker does not decay before it is given.
+    policy.sleeps(0);
+    serves(&mut *policy, 1, 0, 0, 60.0);
+    policy.served(0, 50, 0);
+    policy.wakes(0, 1.0, head(0.0, 0), seconds(60.0));
+    assert_eq!(policy.next(), Some(1), "100 against 100.5");
+    policy.sleeps(0);
+    policy.served(0, 100, 0);
+    serves(&mut *policy, 1, 0, 0, 120.0);
+    policy.wakes(0, 1.0, head(0.0, 0), seconds(120.0));
+    assert_eq!(policy.next(), Some(1), "100 against 100.25: all of it decays from then on");
+    policy.restart(0);
+    assert_eq!(policy.next(), Some(0));
+}
+
+#[test]
 fn vtc_fair_charges_prompt_on_dispatch_and_tokens_on_arrival() {
     let mut policy = policy("vtc-fair", &Value::Null);
     wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
