@@ -127,7 +127,8 @@ const BY_HANDLER: &str = "the profiles are those that the profile handler names"
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions \
                         serve; in Attaché's own file `disaggregation.together` names the labels";
 const RESERVED: &str = "each decision counts on its endpoint at once, until the request ends; with `sync` it counts for \
-                        the other pickers too";
+                        the other pickers too; `POST /reservations` of the admin port books an endpoint before its \
+                        request is sent";
 const SESSIONS: &str = "turns and times of sessions are not recorded; `session-affinity-filter` or \
                         `session-affinity-scorer` keeps a session on its server, and `program-aware-fairness` orders \
                         sessions that wait";

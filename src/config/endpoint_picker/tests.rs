@@ -422,7 +422,7 @@ fn settings_for_sharing_state_and_sessions_are_named_with_what_is_done_instead()
     let (_, told) = body("plugins: [{type: inflight-load-producer, parameters: {syncCrossReplicaState: false}}]");
     assert_eq!(told.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NoEffect]);
     for (kind, instead) in [
-        ("reserve-endpoint", "counts on its endpoint at once"),
+        ("reserve-endpoint", "`POST /reservations` of the admin port"),
         ("kv-cache-hint-v2", "their own rule decides"),
         ("kv-cache-retention", "their own rule decides"),
         ("session-interturn-latency-producer", "their own rule decides"),
