@@ -4,12 +4,13 @@
 #
 #   tests/install-kube-apiserver.sh DIRECTORY
 set -euo pipefail
+. "$(dirname "$0")/install-tools.sh"
 module=$(realpath "$(dirname "$0")")/kube-apiserver
 directory=${1:?usage: install-kube-apiserver.sh DIRECTORY}/kube-apiserver
+lock "$directory"
 mkdir -p "$directory"
 directory=$(realpath "$directory")
-# Where Go is installed by its own instructions, also for shells that read no profile.
-PATH=$PATH:/usr/local/go/bin
+must_have_go
 
 if [ ! -x "$directory/etcd" ]; then
   echo "installing etcd into $directory" >&2

@@ -1,6 +1,7 @@
 //! The JSON Schema of `attache config schema`, by a validator that is not Attaché's, and the file of `attache config
 //! defaults`.
 
+use crate::tools;
 use attache::plugins::registry;
 use attache_config::diagnostic::{Code, Diagnostic};
 use attache_config::document::{self, Value};
@@ -23,13 +24,9 @@ json.dump([errors(it) for it in given['instances']], sys.stdout)
 
 /// The validator's errors for each instance.
 fn validated(instances: &[Json]) -> Vec<Vec<String>> {
-    let tools = std::env::var_os("ATTACHE_TOOLS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"), PathBuf::from)
-        .join("jsonschema");
-    assert!(tools.exists(), "no jsonschema at {}: run tests/install-jsonschema.sh", tools.display());
     let mut python = Command::new("python3")
         .args(["-c", VALIDATOR])
-        .env("PYTHONPATH", tools)
+        .env("PYTHONPATH", tools::installed("jsonschema"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

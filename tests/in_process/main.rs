@@ -14,6 +14,7 @@ mod replay;
 mod replay_agents;
 mod sim;
 mod tokenize;
+mod tools;
 mod virtual_time;
 mod vllm_hash;
 mod workflows;

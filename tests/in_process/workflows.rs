@@ -1,5 +1,6 @@
 //! Workflows of GitHub: they are valid, call the scripts of this repository, and name each action by a commit.
 
+use crate::tools;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,11 +15,8 @@ fn workflows() -> Vec<PathBuf> {
 
 #[test]
 fn workflows_are_valid() {
-    let tools = std::env::var_os("ATTACHE_TOOLS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"), PathBuf::from);
-    let program = tools.join("actionlint/actionlint");
-    assert!(program.exists(), "no actionlint at {}: run tests/install-actionlint.sh", program.display());
-    let output = Command::new(program).arg("-no-color").args(workflows()).output().expect("actionlint");
+    let output =
+        Command::new(tools::installed("actionlint")).arg("-no-color").args(workflows()).output().expect("actionlint");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 

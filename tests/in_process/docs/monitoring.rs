@@ -2,6 +2,7 @@
 //! runbook, and metrics that either of them names exist.
 
 use super::markdown::{page, root, rows};
+use crate::tools;
 use attache_kv_events::{EventUse, Trust};
 use attache_types::labels::Listed;
 use serde_json::Value;
@@ -90,9 +91,7 @@ fn dashboards_have_units_descriptions_and_variables() {
 
 #[test]
 fn dashboards_have_the_types_of_grafana() {
-    let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| root().join("target/tools"), PathBuf::from);
-    let program = tools.join("grafana-schema/grafana-schema");
-    assert!(program.exists(), "no {}: run tests/install-grafana-schema.sh", program.display());
+    let program = tools::installed("grafana-schema");
     let faults = |files: &[PathBuf]| {
         let output = Command::new(&program).args(files).output().expect("grafana-schema");
         (output.status.success(), String::from_utf8(output.stdout).expect("UTF-8"))

@@ -1,7 +1,7 @@
 //! The site builds: no page, link or anchor is missing, and the search index exists.
 
 use super::markdown::root;
-use std::path::PathBuf;
+use crate::tools;
 use std::process::Command;
 
 /// What operators type into the search, and the page that must be among the results.
@@ -53,14 +53,12 @@ fn every_search_finds_its_page(index: &str) {
 
 #[test]
 fn site_builds_offline_in_strict_mode() {
-    let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| root().join("target/tools"), PathBuf::from);
-    // The first run downloads MkDocs.
-    let install = Command::new(root().join("tests/install-docs-tools.sh")).arg(&tools).output().expect("the script");
-    assert!(install.status.success(), "{}", String::from_utf8_lossy(&install.stderr));
+    // The build itself is offline, and finds MkDocs installed.
+    tools::installed("docs-tools");
     let site = std::env::temp_dir().join(format!("attache-site-{}", std::process::id()));
     let output = Command::new(root().join("docs/build.sh"))
         .arg(&site)
-        .env("ATTACHE_TOOLS", &tools)
+        .env("ATTACHE_TOOLS", tools::directory())
         // Requests to other machines fail.
         .envs(["http_proxy", "https_proxy", "all_proxy"].map(|name| (name, "http://127.0.0.1:9")))
         .output()
