@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Moves the fragments of release/changes into CHANGELOG.md, below a heading for the version of Cargo.toml.
+# Moves the fragments of release/changes into CHANGELOG.md, below the version of Cargo.toml and the headings that they have.
 #
 #   release/changelog.sh            moves them
 #   release/changelog.sh --print    prints what it would add
@@ -12,9 +12,15 @@ version, flag = sys.argv[1:]
 if flag not in ("", "--print"):
     sys.exit("usage: release/changelog.sh [--print]")
 fragments = sorted(path for path in pathlib.Path("release/changes").glob("*.md") if path.name != "README.md")
+
+
+def render(sections):
+    return "".join(f"{heading}\n\n" + "\n".join(lines) + "\n\n" for heading, lines in sections.items())
+
+
 sections = {}
 for path in fragments:
-    heading, entries = None, []
+    heading = None
     for line in path.read_text().splitlines():
         if line.startswith("### "):
             heading = line
@@ -22,19 +28,23 @@ for path in fragments:
             sys.exit(f"{path} begins with {line!r}; a heading such as `### Routing` is needed")
         elif line.strip():
             sections.setdefault(heading, []).append(line)
-text = "".join(f"{heading}\n\n" + "\n".join(lines) + "\n\n" for heading, lines in sections.items())
 if flag:
-    print(text, end="")
+    print(render(sections), end="")
     sys.exit()
 log = pathlib.Path("CHANGELOG.md")
-before, mark, after = log.read_text().partition("\n## ")
-title = f"{version}\n\n"
-if after.startswith(title):
-    after = after.removeprefix(title)
-    mark_and_rest = mark + title + text + after
-else:
-    mark_and_rest = mark + title + text + "## " + after
-log.write_text(before + mark_and_rest)
+head, *releases = log.read_text().split("\n## ")
+if not releases or releases[0].splitlines()[0] != version:
+    releases.insert(0, f"{version}\n")
+# The entries of a heading that the release has already go below it.
+intro, *parts = releases[0].split("\n### ")
+merged = {}
+for part in parts:
+    heading, _, entries = part.partition("\n")
+    merged["### " + heading] = entries.strip("\n").splitlines()
+for heading, lines in sections.items():
+    merged.setdefault(heading, []).extend(lines)
+releases[0] = (intro.rstrip("\n") + "\n\n" + render(merged)).rstrip("\n") + "\n"
+log.write_text("\n## ".join([head, *releases]))
 for path in fragments:
     path.unlink()
 print(f"{len(fragments)} fragments are in CHANGELOG.md, below {version}", file=sys.stderr)
