@@ -151,3 +151,6 @@ fn without_credentials(url: &str) -> String {
         None => url.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;
