@@ -413,7 +413,7 @@ impl<'p> PoolEncoder<'p, '_> {
                     a prefill";
         self.by_endpoint(("ejections", help), |_, state| {
             let counts = state.endpoint.health.ejection_counts();
-            let counts = counts.map(|(cause, n)| (Some(("cause", cause.label())), ConstCounter::new(u64::from(n))));
+            let counts = counts.map(|(cause, n)| (Some(("cause", cause.label())), ConstCounter::new(n)));
             counts.collect::<Vec<_>>()
         })
     }

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use attache_pool::health::Contact;
 use attache_pool::speed::Slowdown;
 use attache_pool::{EndpointState, Engine};
+use attache_request::event::Degraded;
 use attache_telemetry::metrics::Metrics;
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
@@ -98,35 +99,33 @@ impl Collector for WarningCollector {
     }
 }
 
-/// Degraded modes that a wrong setting of the gateway causes: label, message, help.
-const GATEWAY_MODES: &[(&str, &str, &str)] = &[
-    (
-        "no_body",
-        "Envoy shows the body after the decision or not at all, so requests are routed by load only; pools by model, \
-         rewrites and token limits can't work",
-        "set `processing_mode.request_body_mode` of the ext_proc filter to FULL_DUPLEX_STREAMED or BUFFERED",
-    ),
-    (
-        "no_time_to_split",
-        "prompts are not split between servers, because Envoy's message timeout runs during a prefill",
-        "send request bodies FULL_DUPLEX_STREAMED, or BUFFERED with `disaggregation.messageTimeout` of the pool",
-    ),
-    (
-        "no_time_to_queue",
-        "requests are not queued when their pool is full, because Envoy's message timeout runs while they wait",
-        "send request bodies FULL_DUPLEX_STREAMED (`processing_mode.request_body_mode` of the ext_proc filter)",
-    ),
-];
+/// Message and help of a degraded mode that a wrong setting of the gateway causes; `None` for the others.
+fn gateway_setting(mode: Degraded) -> Option<(&'static str, &'static str)> {
+    match mode {
+        Degraded::NoBody => Some((
+            "Envoy shows the body after the decision or not at all, so requests are routed by load only; pools by model, \
+             rewrites and token limits can't work",
+            "set `processing_mode.request_body_mode` of the ext_proc filter to FULL_DUPLEX_STREAMED or BUFFERED",
+        )),
+        Degraded::NoTimeToSplit => Some((
+            "prompts are not split between servers, because Envoy's message timeout runs during a prefill",
+            "send request bodies FULL_DUPLEX_STREAMED, or BUFFERED with `disaggregation.messageTimeout` of the pool",
+        )),
+        Degraded::NoTimeToQueue => Some((
+            "requests are not queued when their pool is full, because Envoy's message timeout runs while they wait",
+            "send request bodies FULL_DUPLEX_STREAMED (`processing_mode.request_body_mode` of the ext_proc filter)",
+        )),
+        _ => None,
+    }
+}
 
 /// The warnings about the gateway that follow from these degraded modes.
 fn of_gateway(degraded: &[&'static str]) -> impl Iterator<Item = Warning> {
-    let warning = |(code, message, help): &(&'static str, &str, &'static str)| Warning {
-        code,
-        pool: None,
-        message: (*message).to_owned(),
-        help,
-    };
-    GATEWAY_MODES.iter().filter(move |(code, ..)| degraded.contains(code)).map(warning)
+    let modes = Degraded::OF_GATEWAY.into_iter().filter(move |mode| degraded.contains(&mode.label()));
+    modes.filter_map(|mode| {
+        let (message, help) = gateway_setting(mode)?;
+        Some(Warning { code: mode.label(), pool: None, message: message.to_owned(), help })
+    })
 }
 
 /// How many servers of a pool respond.
@@ -204,12 +203,15 @@ fn is_reached(state: &EndpointState) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use attache_types::labels::Listed;
 
     #[test]
     fn only_modes_of_the_gateway_are_warnings() {
-        let codes = |degraded: &[&'static str]| of_gateway(degraded).map(|w| w.code).collect::<Vec<_>>();
-        assert!(codes(&["no_metrics"]).is_empty());
-        assert_eq!(codes(&["no_time_to_queue", "no_body", "encoded_body"]), ["no_body", "no_time_to_queue"]);
+        let all: Vec<&str> = Degraded::values().map(Degraded::label).collect();
+        let codes: Vec<&str> = of_gateway(&all).map(|warning| warning.code).collect();
+        assert_eq!(codes, Degraded::OF_GATEWAY.map(Degraded::label));
+        let codes: Vec<&str> = of_gateway(&["no_body", "encoded_body"]).map(|warning| warning.code).collect();
+        assert_eq!(codes, ["no_body"]);
     }
 
     #[test]

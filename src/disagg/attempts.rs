@@ -17,6 +17,21 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
+attache_types::labels! {
+    /// How a call to a prefill worker failed, by code: [`Failure`] without the status of the response.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FailedCall {
+        Refused => "prefill_refused",
+        Broken => "prefill_broken",
+        Busy => "prefill_busy",
+        Failed => "prefill_failed",
+        Declined => "prefill_declined",
+        Unusable => "prefill_unusable",
+        Ended => "prefill_ended",
+        Late => "prefill_late",
+    }
+}
+
 /// How one attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -40,30 +55,20 @@ impl Failure {
     /// Code for a response header and a metric label.
     #[must_use]
     pub fn code(self) -> &'static str {
-        match self {
-            Failure::Refused => "prefill_refused",
-            Failure::Broken => "prefill_broken",
-            Failure::Status(429) => "prefill_busy",
-            Failure::Status(500..=599) => "prefill_failed",
-            Failure::Status(_) => "prefill_declined",
-            Failure::Unusable => "prefill_unusable",
-            Failure::Ended => "prefill_ended",
-            Failure::Late => "prefill_late",
-            Failure::Absent => "no_prefill_endpoint",
-        }
+        let call = match self {
+            Failure::Refused => FailedCall::Refused,
+            Failure::Broken => FailedCall::Broken,
+            Failure::Status(429) => FailedCall::Busy,
+            Failure::Status(500..=599) => FailedCall::Failed,
+            Failure::Status(_) => FailedCall::Declined,
+            Failure::Unusable => FailedCall::Unusable,
+            Failure::Ended => FailedCall::Ended,
+            Failure::Late => FailedCall::Late,
+            // No call was made.
+            Failure::Absent => return "no_prefill_endpoint",
+        };
+        call.label()
     }
-
-    /// All codes of failed calls.
-    pub const CODES: [&'static str; 8] = [
-        "prefill_refused",
-        "prefill_broken",
-        "prefill_busy",
-        "prefill_failed",
-        "prefill_declined",
-        "prefill_unusable",
-        "prefill_ended",
-        "prefill_late",
-    ];
 
     /// The effect on the health of the worker that was called; `None` if it has none.
     #[must_use]

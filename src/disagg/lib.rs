@@ -21,7 +21,7 @@ mod prefill;
 pub mod reply;
 
 pub use api::LegApi;
-pub use attempts::{Attempts, Failure, Next};
+pub use attempts::{Attempts, FailedCall, Failure, Next};
 pub use connector::{CONNECTORS, Connector, ConnectorDescriptor, Sequence};
 pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
 pub use policy::{Direct, Fallback, Mode};

@@ -24,6 +24,7 @@
 
 use attache_protocol::Api;
 use attache_types::clock::Timestamp;
+use attache_types::labels::Counts;
 use errors::ErrorRuns;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -100,34 +101,28 @@ impl Default for HealthPolicy {
     }
 }
 
-/// How a request ended, as seen by the endpoint that served it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HealthOutcome {
-    /// The endpoint responded without an error of its own.
-    Success,
-    /// The endpoint failed, and the request's content is rarely the cause. Examples: a prefill that is interrupted or
-    /// late, a simulated failure, a 5xx of an old recording.
-    Failure,
-    /// Envoy or Attaché could not connect to the endpoint.
-    ConnectFailure,
-    /// The endpoint was reached, and it responded with a 5xx or not at all. The request's content may be the cause.
-    ErrorResponse,
+attache_types::labels! {
+    /// How a request ended, as seen by the endpoint that served it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum HealthOutcome {
+        /// The endpoint responded without an error of its own.
+        Success => "success",
+        /// Envoy or Attaché could not connect to the endpoint.
+        ConnectFailure => "connect_failure",
+        /// The endpoint failed, and the request's content is rarely the cause. Examples: a prefill that is interrupted
+        /// or late, a simulated failure, a 5xx of an old recording.
+        Failure => "failure",
+        /// The endpoint was reached, and it responded with a 5xx or not at all. The request's content may be the cause.
+        ErrorResponse => "error_response",
+    }
 }
 
 impl HealthOutcome {
-    /// All outcomes that eject an endpoint.
-    pub const FAILURES: [Self; 3] = [Self::ConnectFailure, Self::Failure, Self::ErrorResponse];
-
-    /// Why an endpoint with this outcome is ejected, as metrics and pages call it.
+    /// Whether the outcome can eject an endpoint.
     #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Success => "success",
-            Self::Failure => "failure",
-            Self::ConnectFailure => "connect_failure",
-            Self::ErrorResponse => "error_response",
-        }
+    pub fn is_failure(self) -> bool {
+        self != Self::Success
     }
 
     /// Returns the outcome of a response with this status. `None` for 501 and 505, which only name features that a
@@ -231,8 +226,8 @@ struct Record {
     contact: AtomicU8,
     /// The [`HealthOutcome`] that started the latest ejection.
     cause: AtomicU8,
-    /// Ejections since the start, by cause, in the order of [`HealthOutcome::FAILURES`].
-    ejected: [AtomicU32; HealthOutcome::FAILURES.len()],
+    /// Ejections since the start, by cause.
+    ejected: Counts<HealthOutcome>,
     errors: ErrorRuns,
 }
 
@@ -285,16 +280,15 @@ impl EndpointHealth {
             return None;
         }
         let cause = self.record.cause.load(Relaxed);
-        let cause = HealthOutcome::FAILURES
-            .into_iter()
-            .find(|outcome| *outcome as u8 == cause)
-            .unwrap_or(HealthOutcome::Failure);
+        let cause = HealthOutcome::ALL.into_iter().find(|outcome| outcome.is_failure() && *outcome as u8 == cause);
+        // Another thread has started the ejection, and stores the cause next.
+        let cause = cause.unwrap_or(HealthOutcome::Failure);
         Some(Ejection { cause, returns_in: Timestamp(self.away_until.load(Relaxed)).since(now) })
     }
 
     /// The number of ejections since the endpoint is known, by cause.
-    pub fn ejection_counts(&self) -> impl Iterator<Item = (HealthOutcome, u32)> + '_ {
-        HealthOutcome::FAILURES.into_iter().zip(self.record.ejected.iter().map(|count| count.load(Relaxed)))
+    pub fn ejection_counts(&self) -> impl Iterator<Item = (HealthOutcome, u64)> + '_ {
+        self.record.ejected.each().filter(|(cause, _)| cause.is_failure())
     }
 
     /// Claims the probe of an endpoint that [`Self::availability`] reported as half open. Of several concurrent
@@ -446,8 +440,7 @@ impl EndpointHealth {
         }
         self.record.ejections.fetch_add(u32::from(longer), Relaxed);
         self.record.cause.store(cause as u8, Relaxed);
-        let ejected = HealthOutcome::FAILURES.iter().zip(&self.record.ejected);
-        ejected.filter(|(outcome, _)| **outcome == cause).for_each(|(_, count)| _ = count.fetch_add(1, Relaxed));
+        self.record.ejected.count(cause);
         self.record.clear_failures();
         if before == 0 {
             self.record.errors.clear();

@@ -343,6 +343,11 @@ attache_types::labels! {
     }
 }
 
+impl Degraded {
+    /// The modes that a wrong setting of the gateway causes. They are warnings of the picker.
+    pub const OF_GATEWAY: [Self; 3] = [Self::NoBody, Self::NoTimeToSplit, Self::NoTimeToQueue];
+}
+
 attache_types::labels! {
     /// How a stream ended; every stream has exactly one outcome.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,7 +11,7 @@ use super::queues::{QueueDepth, QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use super::rejections::{RejectionCollector, RejectionCount, Rejections};
 use super::reloads::Reloads;
-use attache_disagg::Failure;
+use attache_disagg::FailedCall;
 use attache_request::event::{
     DeadlineOutcome, Degraded, End, Exemplar, Limit, ReservationOutcome, SessionEnd, SplitOutcome, StreamOutcome,
 };
@@ -166,7 +166,7 @@ impl Metrics {
         self.rejections.add(pool, reason);
     }
 
-    /// Counts a call to a prefill worker: [`LEG_OK`] or a [`Failure::code`].
+    /// Counts a call to a prefill worker: [`LEG_OK`] or a code of [`attache_disagg::Failure`].
     pub fn prefill_leg(&self, outcome: &'static str) {
         self.requests.legs.get_or_create_owned(&[("outcome", outcome)]).inc();
     }
@@ -263,7 +263,7 @@ fn seconds(registry: &mut Registry, name: &str, help: &str) -> Family<PoolLabel,
 
 fn legs(registry: &mut Registry) -> Family<[(&'static str, &'static str); 1], Counter> {
     let legs = Family::<[(&'static str, &'static str); 1], Counter>::default();
-    for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
+    for outcome in FailedCall::ALL.map(FailedCall::label).into_iter().chain([LEG_OK]) {
         drop(legs.get_or_create_owned(&[("outcome", outcome)]));
     }
     registry.register("prefill_legs", "requests to prefill servers, by outcome", legs.clone());

@@ -3,7 +3,7 @@
 
 use super::degraded;
 use super::pages::{CertificatePage, ModePage, RejectionPage, StatusPage};
-use super::warnings::GATEWAY_MODES;
+use super::warnings::gateway_mode;
 use crate::finding::{Check, Report, Severity};
 use attache_types::certificate::Validity;
 use attache_types::error::{Fault, Reason};
@@ -43,7 +43,7 @@ fn shown(per_second: Option<f64>) -> String {
 
 fn degraded(subject: &str, modes: &[ModePage], report: &mut Report) {
     // The picker's own warnings have these.
-    let is_own = |mode: &&ModePage| !GATEWAY_MODES.contains(&mode.mode.as_str());
+    let is_own = |mode: &&ModePage| gateway_mode(&mode.mode).is_none();
     let (recent, past): (Vec<_>, Vec<_>) =
         modes.iter().filter(is_own).partition(|mode| is_recent(mode.times_per_second));
     let past: Vec<&str> = past.into_iter().map(|mode| mode.mode.as_str()).collect();

@@ -3,6 +3,7 @@
 use super::pages::{EndpointsPage, WarningPage};
 use super::status::DEGRADED;
 use crate::finding::{Check, Report, Severity};
+use attache_request::event::Degraded;
 
 static HANDSHAKES: Check = Check {
     id: "picker-tls-handshakes",
@@ -42,16 +43,22 @@ static OTHERS: Check = Check {
 
 pub(super) const CHECKS: &[&Check] = &[&HANDSHAKES, &QUEUE, &TENANTS, &ROLE_SIZES, &CACHE_HITS, &KV_EVENTS, &OTHERS];
 
-/// The degraded modes that are warnings.
-pub(super) const GATEWAY_MODES: [&str; 3] = ["no_body", "no_time_to_split", "no_time_to_queue"];
+/// The degraded mode with this label, if the picker warns of it.
+pub(super) fn gateway_mode(label: &str) -> Option<Degraded> {
+    Degraded::OF_GATEWAY.into_iter().find(|mode| mode.label() == label)
+}
+
 /// Warnings that other checks find in more detail.
 const COVERED: [&str; 3] = ["no_endpoints", "no_endpoint_reached", "slow_endpoints"];
 
 /// The check and the severity of a warning.
 fn of(code: &str) -> (&'static Check, Severity) {
+    match gateway_mode(code) {
+        Some(Degraded::NoBody) => return (&DEGRADED, Severity::Error),
+        Some(_) => return (&DEGRADED, Severity::Warning),
+        None => {}
+    }
     match code {
-        "no_body" => (&DEGRADED, Severity::Error),
-        "no_time_to_split" | "no_time_to_queue" => (&DEGRADED, Severity::Warning),
         "tls_handshakes_fail" => (&HANDSHAKES, Severity::Error),
         "rejects_for_load" | "queue_not_empty" | "servers_behind" => (&QUEUE, Severity::Warning),
         "tenant_flood" => (&TENANTS, Severity::Warning),

@@ -350,7 +350,7 @@ fn contact_follows_responses_and_failed_connections() {
 
 #[test]
 fn ejection_names_its_cause_and_return() {
-    for outcome in HealthOutcome::FAILURES {
+    for outcome in HealthOutcome::ALL.into_iter().filter(|outcome| outcome.is_failure()) {
         let (health, policy) = (EndpointHealth::default(), HealthPolicy::default());
         assert_eq!(health.ejection(Timestamp(1), &policy), None);
         // Error responses of one client eject after a period.
@@ -359,6 +359,8 @@ fn ejection_names_its_cause_and_return() {
         let ejected = times.clone().find(|at| health.record(outcome, *at, &policy)).unwrap();
         let ejection = health.ejection(ejected, &policy).unwrap();
         assert_eq!((ejection.cause, ejection.returns_in.as_secs_f64().round()), (outcome, 5.0), "{outcome:?}");
+        let counted: Vec<_> = health.ejection_counts().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [(outcome, 1)]);
         let later = ejected.after(Duration::from_secs(60));
         assert_eq!(health.ejection(later, &policy).unwrap().returns_in, Duration::ZERO, "half open");
         health.record(HealthOutcome::Success, later, &policy);

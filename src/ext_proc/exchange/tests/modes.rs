@@ -507,7 +507,7 @@ fn retry_moves_the_booking_and_blames_the_first_endpoint() {
     let world = Setup { servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
     let snapshot = world.snapshot.load_full();
     let in_flight = || [0, 1].map(|i| snapshot.endpoints[i].endpoint.ledger.in_flight());
-    for passed_over in 1..=2u32 {
+    for passed_over in 1..=2u64 {
         let mut exchange = world.exchange();
         let metadata_context = Some(subset(&["192.168.1.1:8000"]));
         let first = request(Message::RequestHeaders(headers(&[PATH], false)));
@@ -518,7 +518,7 @@ fn retry_moves_the_booking_and_blames_the_first_endpoint() {
         assert_eq!(in_flight(), [0, 1], "the booking follows");
         let ejections = snapshot.endpoints[0].endpoint.health.ejection_counts();
         let ejected = ejections.filter(|(cause, _)| *cause == HealthOutcome::ConnectFailure).map(|(_, count)| count);
-        assert_eq!(ejected.sum::<u32>(), passed_over / 2, "twice unreachable ejects");
+        assert_eq!(ejected.sum::<u64>(), passed_over / 2, "twice unreachable ejects");
     }
     world.assert_books_closed(2);
 }
