@@ -278,6 +278,13 @@ impl Front {
         }
     }
 
+    /// The tenant of a request if the servers keep a cache for each tenant (`prefixCache.isolateTenants`).
+    pub(super) fn isolated_tenant(&self, request: &Request) -> Option<Arc<str>> {
+        let prefix = self.runtime.prefix.as_ref().filter(|prefix| prefix.isolate_tenants)?;
+        let is_named = prefix.tenant_header.is_some() || self.active.settings.tenant.is_some();
+        request.tenant.clone().filter(|_| is_named)
+    }
+
     /// The headers of a request: its own, and those of its session's last response.
     fn head(&self, request: &Request) -> Head {
         let tenant_header = self.runtime.prefix.as_ref().and_then(|prefix| prefix.tenant_header.as_deref());
@@ -299,7 +306,8 @@ impl Front {
     /// an adapter.
     pub(super) fn decide(&mut self, arrival: Arrival, base: &str, now: Timestamp) -> Attempted {
         let Arrival { request, head, rng, mut allowance, admitted } = arrival;
-        let prompt = PromptBlocks::new(&request, base, self.block_size);
+        let tenant = self.isolated_tenant(&request);
+        let prompt = PromptBlocks::new(&request, base, self.block_size, tenant.as_deref());
         let text = self.reads_text.then(|| text(&request));
         let pool = &self.runtime.pool;
         // Requests of pools with a default model name no other one.

@@ -384,6 +384,8 @@ fn front(
     let cache = CacheConfig { claim_every_block: false, ..cache };
     let prefix = PoolPrefix {
         choose_rank: settings.prefix.choose_rank,
+        // As live: engines that report their blocks know no tenants.
+        isolate_tenants: settings.prefix.isolate_tenants && signals.kv_events.is_none(),
         ..simulated_prefix(&cache, settings.prefix.tenant_header.clone(), clock)
     };
     // Pickers choose at random independently of each other.

@@ -54,14 +54,16 @@ pub(super) struct PromptBlocks<'r> {
     /// The model of requests without an adapter.
     base: &'r str,
     block_size: u32,
+    /// The tenant whose blocks the servers keep apart.
+    tenant: Option<&'r str>,
     /// The keys, and the contents so far, which the response extends.
     made: OnceLock<(Vec<BlockKey>, Contents)>,
 }
 
 impl<'r> PromptBlocks<'r> {
-    /// The prompt of `request`, in blocks of `block_size` tokens.
-    pub(super) fn new(request: &'r Request, base: &'r str, block_size: u32) -> Self {
-        Self { request, base, block_size, made: OnceLock::new() }
+    /// The prompt of `request`, in blocks of `block_size` tokens that belong to `tenant`.
+    pub(super) fn new(request: &'r Request, base: &'r str, block_size: u32, tenant: Option<&'r str>) -> Self {
+        Self { request, base, block_size, tenant, made: OnceLock::new() }
     }
 
     /// The contents of the prompt, which the response extends; empty if nothing has needed its keys.
@@ -75,7 +77,7 @@ impl KnownKeys for PromptBlocks<'_> {
         let make = || {
             let mut contents = Contents::new(self.block_size);
             let adapter = Some(model).filter(|model| *model != self.base);
-            (keys(self.request, adapter, &mut contents), contents)
+            (keys(self.request, (adapter, self.tenant), &mut contents), contents)
         };
         // As live: KV events of prompts with images have other keys.
         let own_keys = self.request.prompt.iter().any(|part| part.is_image);
@@ -90,13 +92,14 @@ pub(crate) fn root(adapter: Option<&str>) -> u64 {
 }
 
 /// The keys of the prompt's full blocks.
-fn keys(request: &Request, adapter: Option<&str>, contents: &mut Contents) -> Vec<BlockKey> {
+fn keys(request: &Request, (adapter, tenant): (Option<&str>, Option<&str>), contents: &mut Contents) -> Vec<BlockKey> {
     let mut keys = Vec::new();
     for part in &request.prompt {
         contents.push(part.piece, |content| keys.push(BlockKey(content)));
     }
     if let Some(first) = keys.first_mut() {
-        first.0 ^= root(adapter);
+        // Mixed, so that an adapter and a tenant with one name differ.
+        first.0 ^= root(adapter) ^ tenant.map_or(0, |tenant| mix(root(Some(tenant))));
     }
     keys
 }
@@ -170,7 +173,7 @@ mod tests {
         };
         assert_eq!(text.pieces.iter().map(kind).collect::<Vec<_>>(), kinds);
         assert_eq!((text.text_bytes, text.media_tokens), (3 * BYTES_PER_TOKEN, 30));
-        let keys = PromptBlocks::new(&request, "m", 16);
+        let keys = PromptBlocks::new(&request, "m", 16, None);
         let prompt =
             known(&request, "p", Some("m"), None, &keys).request.map(|request| request.prompt).unwrap_or_default();
         assert_eq!((prompt.token_ids, prompt.media_tokens, prompt.has_media()), (3, 30, true));

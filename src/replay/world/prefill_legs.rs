@@ -5,7 +5,7 @@
 //! the blocks are gone before that (their server died, or the lease ended), the decode server computes the prompt
 //! itself, as vLLM does with `kv_load_failure_policy: recompute`. Called by [`super::World`]; pure.
 
-use super::{InFlight, SERVER_FAILED, TOO_LONG, World};
+use super::{Front, InFlight, SERVER_FAILED, TOO_LONG, World};
 use crate::front::Sent;
 use crate::legs::{PrefillLegs, PrefillProgress};
 use crate::queue::SimEvent;
@@ -128,7 +128,7 @@ impl World<'_> {
     fn judged(
         &mut self,
         number: u64,
-        judge: impl FnOnce(&super::Front, &mut PrefillLegs) -> PrefillProgress,
+        judge: impl FnOnce(&Front, &mut PrefillLegs) -> PrefillProgress,
     ) -> PrefillProgress {
         let Some(prefills) = self.prefills.get_mut(&number) else { return PrefillProgress::Waiting };
         judge(self.pickers.of(number), &mut prefills.legs)
@@ -146,7 +146,7 @@ impl World<'_> {
             id: leg_id(number, attempt),
             max_tokens: 1,
             handoff: Handoff { hold: Some(DEFAULT_LEASE), received: 0 },
-            ..job(&prefills.request, prefills.sent.adapter(&base))
+            ..job(&prefills.request, prefills.sent.adapter(&base), self.pickers.of(number))
         };
         server.submit(now, job, prefills.legs.rank(attempt)).map_err(|_| Failure::Status(400))?;
         self.schedule(place);
@@ -253,7 +253,7 @@ impl World<'_> {
             let Some(flying) = self.flying.get_mut(&number).filter(|f| waits(f)) else { continue };
             flying.origin = PromptOrigin::FellBack;
             let Some(server) = self.servers.get_mut(place) else { continue };
-            let job = job(&flying.request, flying.sent.adapter(&server.config.model));
+            let job = job(&flying.request, flying.sent.adapter(&server.config.model), self.pickers.of(number));
             let rank = server.cancel(now, job.id);
             // It was taken before, and takes no more room now.
             let _ = server.submit(now, job, rank);
@@ -292,7 +292,10 @@ impl World<'_> {
             return self.end_early(&request, u32::try_from(i).ok(), (Ending::Lost, SERVER_FAILED), now);
         }
         let adapter = sent.adapter(&server.config.model);
-        let job = Job { handoff: Handoff { hold: None, received }, ..job(&request, adapter) };
+        let job = Job {
+            handoff: Handoff { hold: None, received },
+            ..job(&request, adapter, self.pickers.of(request.number))
+        };
         if let Err(refused) = server.submit(now, job, sent.rank()) {
             return self.refuse(&request, Some(sent), refusal(&refused), now);
         }
@@ -310,15 +313,16 @@ fn refusal(refused: &Refused) -> &'static str {
     }
 }
 
-/// The whole of a request, for the `adapter` that it is routed to.
-fn job(request: &Request, adapter: Option<Arc<str>>) -> Job {
+/// The whole of a request, for the `adapter` that its picker routed it to.
+fn job(request: &Request, adapter: Option<Arc<str>>, picker: &Front) -> Job {
     Job {
         id: JobId(request.number),
         prompt: JobPrompt::Pieces(request.prompt.iter().map(|part| part.piece).collect()),
         max_tokens: request.answer.tokens.max(1),
         stops_after: None,
         lora: adapter,
-        cache_salt: None,
+        // Servers that keep the tenants apart do so by a salt.
+        cache_salt: picker.isolated_tenant(request),
         answer_seed: request.answer.name,
         handoff: Handoff::default(),
     }

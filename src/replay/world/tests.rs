@@ -26,6 +26,7 @@ pub(super) struct Fleet {
     pub(super) roles: Vec<Option<&'static str>>,
     pub(super) ranks: u16,
     pub(super) choose_rank: bool,
+    pub(super) isolate_tenants: bool,
     pub(super) kv_events: Option<KvEventSettings>,
     pub(super) changes: Vec<TimedChange>,
     pub(super) disaggregation: Option<Mode>,
@@ -42,6 +43,7 @@ impl Default for Fleet {
             roles: vec![None],
             ranks: 1,
             choose_rank: false,
+            isolate_tenants: false,
             kv_events: None,
             changes: Vec::new(),
             disaggregation: None,
@@ -90,8 +92,9 @@ impl Fleet {
             claim_life: Duration::from_secs(30),
             seed: 1,
         };
-        let prefix = simulated_prefix(&cache, None, Clock::start());
-        let prefix = PoolPrefix { choose_rank: self.choose_rank, ..prefix };
+        let tenant_header = self.isolate_tenants.then(|| "x-tenant".to_owned());
+        let prefix = simulated_prefix(&cache, tenant_header, Clock::start());
+        let prefix = PoolPrefix { choose_rank: self.choose_rank, isolate_tenants: self.isolate_tenants, ..prefix };
         let front = FrontConfig::new(scheduler.splitting(split), prefix, Duration::from_secs(3), 1);
         let pool = Pool { disagg: self.disaggregation.clone().map(Arc::new), ..front.pool };
         FrontConfig { pool, flow: self.flow.clone(), ..front }
@@ -193,6 +196,24 @@ fn chosen_rank_holds_the_prefix_that_kv_events_report() {
         observer.0.iter().find(|served| served.number == 2).unwrap().cached_tokens
     };
     assert_eq!((cached(true), cached(false)), (624, 0));
+}
+
+#[test]
+fn isolated_tenants_share_no_cached_blocks_and_the_picker_expects_none() {
+    let requests = [
+        r#"{"at":1.0,"parts":[["user","a",640]],"answer":["aa",1],"tenant":"gold"}"#,
+        r#"{"at":2.0,"parts":[["user","a",640]],"answer":["bb",1],"tenant":"silver"}"#,
+        r#"{"at":3.0,"parts":[["user","a",640]],"answer":["cc",1],"tenant":"gold"}"#,
+    ];
+    for (isolate_tenants, hits) in [(false, [false, true, true]), (true, [false, false, true])] {
+        let (mut workload, mut observer) = (rows(&requests), Ended::default());
+        let fleet = Fleet { strategy: "predicted-latency", isolate_tenants, ..Fleet::default() };
+        fleet.world(&mut *workload, &mut observer).run().unwrap();
+        observer.0.sort_by_key(|served| served.number);
+        let found = |tokens: fn(&Served) -> u32| observer.0.iter().map(|served| tokens(served) > 0).collect::<Vec<_>>();
+        assert_eq!(found(|served| served.cached_tokens), hits, "of the server, {isolate_tenants}");
+        assert_eq!(found(|served| served.expected_cached_tokens), hits, "of the picker, {isolate_tenants}");
+    }
 }
 
 #[test]
