@@ -8,8 +8,9 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue};
-use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url, redirect};
+use bytes::Bytes;
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, Url, redirect};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -31,19 +32,19 @@ pub enum FetchError {
     #[error("the certificate is not verified: {0}")]
     Certificate(String),
     /// The response was not complete in time.
-    #[error("no page within {0:?}")]
+    #[error("no response within {0:?}")]
     Timeout(Duration),
     /// The status is not 200.
-    #[error("got status {0}, want 200{hint}", hint = hint(*.0))]
+    #[error("got status {0}, want 200")]
     Status(u16),
     /// The response is a redirect.
-    #[error("got redirect {0}, which is not followed; set the metrics path itself")]
+    #[error("got redirect {0}, which is not followed; set the URL that it leads to")]
     Redirect(u16),
     /// The response exceeds the size limit.
-    #[error("the page is larger than {0} bytes")]
+    #[error("the response is larger than {0} bytes")]
     TooLarge(u64),
     /// The response is compressed, although the request does not allow it.
-    #[error("the page is compressed though identity was asked for")]
+    #[error("the response is compressed though identity was asked for")]
     Encoded,
     /// The connection was interrupted, or the response is not HTTP.
     #[error("the response ended early: {0}")]
@@ -51,14 +52,6 @@ pub enum FetchError {
     /// The URL cannot be requested.
     #[error("can't ask this URL: {0}")]
     Url(String),
-}
-
-fn hint(status: u16) -> &'static str {
-    if matches!(status, 401 | 403) {
-        "; `scrape.bearerTokenFile` names a file with the token that servers ask for"
-    } else {
-        ""
-    }
 }
 
 /// The HTTP clients. The client that verifies certificates is created when it is first needed, because it requires the
@@ -175,6 +168,36 @@ pub async fn page(
     tokio::time::timeout(timeout, all).await.unwrap_or(Err(FetchError::Timeout(timeout)))
 }
 
+/// Posts the JSON `body` to `url`, and reads the response into `page`, which is cleared first; at most `max_bytes`
+/// within `timeout`. The request must change nothing on the server, as it may be sent twice. Returns the status. The body
+/// is read with status 200 only, and redirects are errors.
+///
+/// # Errors
+/// See [`FetchError`].
+pub async fn post(
+    client: &Client,
+    url: &str,
+    body: Bytes,
+    (timeout, max_bytes): (Duration, u64),
+    page: &mut Vec<u8>,
+) -> Result<StatusCode, FetchError> {
+    page.clear();
+    let json = "application/json";
+    let request = client.post(url).header(CONTENT_TYPE, json).header(ACCEPT, json).body(body);
+    let all = async {
+        let response = send(request).await?;
+        let status = response.status();
+        if status.is_redirection() {
+            return Err(FetchError::Redirect(status.as_u16()));
+        }
+        if status == StatusCode::OK {
+            read(response, max_bytes, page).await?;
+        }
+        Ok(status)
+    };
+    tokio::time::timeout(timeout, all).await.unwrap_or(Err(FetchError::Timeout(timeout)))
+}
+
 async fn fetch_untimed(
     client: &Client,
     url: Url,
@@ -187,7 +210,7 @@ async fn fetch_untimed(
     if status.is_redirection() {
         return Err(FetchError::Redirect(status.as_u16()));
     }
-    if status != reqwest::StatusCode::OK {
+    if status != StatusCode::OK {
         return Err(FetchError::Status(status.as_u16()));
     }
     read(response, max_bytes, page).await
@@ -198,6 +221,10 @@ async fn ask(client: &Client, url: Url, authorization: Option<HeaderValue>) -> R
     if let Some(authorization) = authorization {
         request = request.header(AUTHORIZATION, authorization);
     }
+    send(request).await
+}
+
+async fn send(request: RequestBuilder) -> Result<Response, FetchError> {
     send_pure(request).await.map_err(|e| match () {
         () if e.is_builder() => FetchError::Url(cause(&e)),
         () if is_certificate_refused(&e) => FetchError::Certificate(cause(&e)),

@@ -68,3 +68,34 @@ async fn server_that_closes_every_connection_is_asked_twice_only() {
     assert!(matches!(error, FetchError::Broken(_)), "{error:?}");
     assert_eq!(read.load(Relaxed), 2);
 }
+
+/// A server that sends `response` to the first request, which has a body of two bytes.
+async fn server_of(response: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/tokenize", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        assert!(read_request(&mut stream).await);
+        stream.read_exact(&mut [0; 2]).await.unwrap();
+        stream.write_all(response.as_bytes()).await.unwrap();
+    });
+    url
+}
+
+#[tokio::test]
+async fn post_reads_bodies_of_status_200_within_the_limit() {
+    let client = Clients::new().unwrap().plain();
+    for (response, expected) in [
+        ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", Ok((200, "ok"))),
+        ("HTTP/1.1 404 Not Found\r\ncontent-length: 5\r\n\r\nwrong", Ok((404, ""))),
+        ("HTTP/1.1 307 T\r\nlocation: /\r\ncontent-length: 0\r\n\r\n", Err(FetchError::Redirect(307))),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nlarge", Err(FetchError::TooLarge(4))),
+        ("HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 0\r\n\r\n", Err(FetchError::Encoded)),
+    ] {
+        let (url, mut body) = (server_of(response).await, b"before".to_vec());
+        let limits = (Duration::from_secs(30), 4);
+        let status = post(&client, &url, Bytes::from_static(b"{}"), limits, &mut body).await;
+        let expected = expected.map(|(status, text)| (StatusCode::from_u16(status).unwrap(), text.as_bytes()));
+        assert_eq!(status.map(|status| (status, &*body)), expected, "{response}");
+    }
+}

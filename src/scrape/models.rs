@@ -4,7 +4,7 @@
 //! does not respond keeps its last list as long as it belongs to the pool.
 
 use super::credentials::BearerToken;
-use super::stats::ScrapeStats;
+use super::stats::{ScrapeStats, token_hint};
 use crate::settings::ScrapeSettings;
 use attache_http_client::{Clients, FetchError, fetch};
 use attache_pool::models::ModelListError;
@@ -28,7 +28,7 @@ const MAX_CONCURRENT: usize = 16;
 /// The reason for which a server's list is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unsaid {
-    #[error(transparent)]
+    #[error("{0}{hint}", hint = token_hint(.0))]
     Fetch(#[from] FetchError),
     #[error(transparent)]
     List(#[from] ModelListError),

@@ -61,11 +61,19 @@ impl ErrorReason {
     }
 }
 
+/// What to add to the message of an error of `scrape`, whose token model servers may want.
+pub(crate) fn token_hint(error: &FetchError) -> &'static str {
+    match error {
+        FetchError::Status(401 | 403) => "; `scrape.bearerTokenFile` names a file with the token that servers ask for",
+        _ => "",
+    }
+}
+
 /// The reason for which a scrape failed, with its details.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ScrapeError {
     /// The request to the endpoint failed.
-    #[error(transparent)]
+    #[error("{0}{hint}", hint = token_hint(.0))]
     Fetch(#[from] FetchError),
     /// The endpoint's metrics are incomplete or invalid.
     #[error(transparent)]
@@ -207,5 +215,17 @@ impl ScrapeStats {
 
     pub(super) fn count_error(&self, reason: ErrorReason) {
         self.errors.count(reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unauthorized_scrape_names_the_setting_for_the_token() {
+        let message = |status| ScrapeError::from(FetchError::Status(status)).to_string();
+        assert!(message(401).contains("401") && message(401).contains("bearerTokenFile"), "{}", message(401));
+        assert_eq!(message(404), "got status 404, want 200");
     }
 }

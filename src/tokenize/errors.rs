@@ -2,6 +2,7 @@
 
 use super::client::CallError;
 use super::stats::Reason;
+use attache_http_client::FetchError;
 use std::time::Duration;
 
 /// The reason for which there are no tokens. The request then has no token keys, since keys of other tokens than
@@ -46,13 +47,16 @@ impl Unavailable {
             Unavailable::Busy(_) => Reason::Busy,
             Unavailable::Late(_) => Reason::Late,
             Unavailable::Refused(_) => Reason::Refused,
-            Unavailable::Failed(CallError::Connect(_)) => Reason::Connect,
-            Unavailable::Failed(CallError::Timeout(_)) => Reason::Timeout,
-            Unavailable::Failed(CallError::Status(_)) => Reason::Status,
-            Unavailable::Failed(CallError::Redirect(_)) => Reason::Redirect,
-            Unavailable::Failed(CallError::TooLarge(_)) => Reason::TooLarge,
-            Unavailable::Failed(CallError::Broken(_)) => Reason::Broken,
-            Unavailable::Failed(CallError::Garbled(_) | CallError::Encoded) => Reason::Garbled,
+            Unavailable::Failed(CallError::Fetch(error)) => match error {
+                FetchError::Connect(_) | FetchError::Certificate(_) | FetchError::Url(_) => Reason::Connect,
+                FetchError::Timeout(_) => Reason::Timeout,
+                FetchError::Status(_) => Reason::Status,
+                FetchError::Redirect(_) => Reason::Redirect,
+                FetchError::TooLarge(_) => Reason::TooLarge,
+                FetchError::Broken(_) => Reason::Broken,
+                FetchError::Encoded => Reason::Garbled,
+            },
+            Unavailable::Failed(CallError::Garbled(_)) => Reason::Garbled,
         }
     }
 }

@@ -277,7 +277,7 @@ impl RemotePool {
                 }
                 Ok(CallResponse::Refused(status)) => return Err(Unavailable::Refused(status)),
                 Ok(CallResponse::Body(body)) => token_list(self.settings.api, &body).map_err(CallError::from),
-                Err(error) => Err(error),
+                Err(error) => Err(error.into()),
             };
             match tokens {
                 Ok(tokens) => {

@@ -487,17 +487,6 @@ async fn bearer_token_is_sent_with_metrics_and_model_requests() {
 }
 
 #[tokio::test]
-async fn unauthorized_scrape_names_the_setting_for_the_token() {
-    let refused = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
-    let server = Server::start(Answer::Raw(refused.into())).await;
-    let url = format!("http://{}/metrics", server.address).parse().unwrap();
-    let client = attache_http_client::Clients::new().unwrap().plain();
-    let bounds = (Duration::from_secs(5), 1 << 20);
-    let error = attache_http_client::fetch(&client, url, None, bounds, &mut Vec::new()).await.unwrap_err();
-    assert!(error.to_string().contains("401") && error.to_string().contains("bearerTokenFile"), "{error}");
-}
-
-#[tokio::test]
 async fn https_certificates_are_verified_unless_disabled() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();

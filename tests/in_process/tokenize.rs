@@ -1,5 +1,6 @@
 //! Remote tokenizers over real HTTP: simulated model servers, and a server whose faults the test sets.
 
+use attache_http_client::FetchError;
 use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
 use attache_prompt::remote::TokenCall;
 use attache_protocol::Api;
@@ -251,7 +252,7 @@ async fn failures_are_reported_by_reason_until_a_probe_succeeds() {
 async fn unreachable_server_is_a_connection_failure() {
     let (pool, _running) = pool(&[unused_address().await], |_| {});
     let error = ask(&pool, "m", "a").await.unwrap_err();
-    assert!(matches!(error, Unavailable::Failed(CallError::Connect(_))), "{error}");
+    assert!(matches!(error, Unavailable::Failed(CallError::Fetch(FetchError::Connect(_)))), "{error}");
     assert_eq!(pool.stats().calls(), 2, "attempts are bounded");
 }
 
