@@ -30,7 +30,7 @@ const MAX_REQUEST_ID: usize = 128;
 
 /// From which clients a header is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reserved {
+enum Removal {
     /// From all clients: only Attaché or the gateway may set it, or only Attaché may read it.
     Always,
     /// From untrusted clients (`exchange.trustClientHeaders`): it lets a client bypass Attaché's decision, or overtake
@@ -40,44 +40,44 @@ enum Reserved {
 
 /// Headers that are removed if a client sends them, sorted by name. Session headers are not among them, because model
 /// servers do not act on them.
-const RESERVED: &[(&str, Reserved)] = &[
+const RESERVED: &[(&str, Removal)] = &[
     // vLLM reports its load to the client.
-    ("endpoint-load-metrics-format", Reserved::Untrusted),
+    ("endpoint-load-metrics-format", Removal::Untrusted),
     // AIBrix. Its gateway connects to the address in `target-pod`.
-    (DEFAULT_STRATEGY_HEADER, Reserved::Untrusted),
-    ("target-pod", Reserved::Always),
-    ("test-epp-endpoint-selection", Reserved::Always),
-    (RESERVATION_HEADER, Reserved::Always),
-    ("x-conformance-test-served-endpoint", Reserved::Always),
-    ("x-data-parallel-host-port", Reserved::Always),
+    (DEFAULT_STRATEGY_HEADER, Removal::Untrusted),
+    ("target-pod", Removal::Always),
+    ("test-epp-endpoint-selection", Removal::Always),
+    (RESERVATION_HEADER, Removal::Always),
+    ("x-conformance-test-served-endpoint", Removal::Always),
+    ("x-data-parallel-host-port", Removal::Always),
     // vLLM, SGLang and Dynamo.
-    (RANK_HEADER, Reserved::Untrusted),
+    (RANK_HEADER, Removal::Untrusted),
     // Dynamo.
-    ("x-dp-rank", Reserved::Untrusted),
-    ("x-dynamo-routing-mode", Reserved::Untrusted),
-    (ENCODERS, Reserved::Always),
-    (DESTINATION, Reserved::Always),
-    ("x-gateway-destination-endpoint-fallback", Reserved::Always),
-    (SCORES, Reserved::Always),
-    (DESTINATION_SERVED, Reserved::Always),
-    ("x-gateway-destination-endpoint-subset", Reserved::Always),
-    (FAIRNESS_ID, Reserved::Always),
-    ("x-gateway-inference-objective", Reserved::Always),
-    ("x-gateway-model-name-rewrite", Reserved::Always),
-    (SOURCE_HEADER, Reserved::Always),
-    ("x-llm-d-inference-fairness-id", Reserved::Always),
-    ("x-llm-d-inference-objective", Reserved::Always),
-    ("x-llm-d-model-name-rewrite", Reserved::Always),
+    ("x-dp-rank", Removal::Untrusted),
+    ("x-dynamo-routing-mode", Removal::Untrusted),
+    (ENCODERS, Removal::Always),
+    (DESTINATION, Removal::Always),
+    ("x-gateway-destination-endpoint-fallback", Removal::Always),
+    (SCORES, Removal::Always),
+    (DESTINATION_SERVED, Removal::Always),
+    ("x-gateway-destination-endpoint-subset", Removal::Always),
+    (FAIRNESS_ID, Removal::Always),
+    ("x-gateway-inference-objective", Removal::Always),
+    ("x-gateway-model-name-rewrite", Removal::Always),
+    (SOURCE_HEADER, Removal::Always),
+    ("x-llm-d-inference-fairness-id", Removal::Always),
+    ("x-llm-d-inference-objective", Removal::Always),
+    ("x-llm-d-model-name-rewrite", Removal::Always),
     // Dynamo.
-    ("x-prefill-dp-rank", Reserved::Untrusted),
-    ("x-prefill-instance-id", Reserved::Untrusted),
-    (PREFILLER, Reserved::Always),
-    ("x-routing-strategy", Reserved::Untrusted),
+    ("x-prefill-dp-rank", Removal::Untrusted),
+    ("x-prefill-instance-id", Removal::Untrusted),
+    (PREFILLER, Removal::Always),
+    ("x-routing-strategy", Removal::Untrusted),
     // SGLang's gateway.
-    ("x-smg-target-worker", Reserved::Untrusted),
+    ("x-smg-target-worker", Removal::Untrusted),
     // vLLM's scheduler prefers such requests.
-    ("x-vllm-priority", Reserved::Untrusted),
-    ("x-worker-instance-id", Reserved::Untrusted),
+    ("x-vllm-priority", Removal::Untrusted),
+    ("x-worker-instance-id", Removal::Untrusted),
 ];
 
 impl HeaderSource for Head {
@@ -126,7 +126,7 @@ pub struct Head {
     accepts_grpc_encoding: bool,
     content_length: Option<u64>,
     bytes: usize,
-    reserved: SmallVec<[(&'static str, Reserved); 4]>,
+    reserved: SmallVec<[(&'static str, Removal); 4]>,
     tenant: Tenant,
     client: ClientSlot,
 }
@@ -373,13 +373,13 @@ impl Head {
 
     /// Headers of the request to remove; `trusted`: the client is trusted.
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
-        self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
+        self.reserved.iter().filter(move |(_, who)| !trusted || *who == Removal::Always).map(|(name, _)| *name)
     }
 }
 
 /// Whether this header is removed from every request, whoever sent it.
 pub(super) fn is_removed_from_all(name: &str) -> bool {
-    RESERVED.iter().any(|(reserved, who)| *reserved == name && *who == Reserved::Always)
+    RESERVED.iter().any(|(reserved, who)| *reserved == name && *who == Removal::Always)
 }
 
 /// Whether this list of content codings has nothing but `identity`: a body with it is not compressed.
@@ -421,7 +421,7 @@ mod tests {
         for (name, who) in RESERVED {
             let head = read(&[(name, "a"), ("x-session-id", "mine"), (name, "b")]);
             assert_eq!(head.reserved(false).collect::<Vec<_>>(), [*name]);
-            assert_eq!(head.reserved(true).count(), usize::from(*who == Reserved::Always), "{name}");
+            assert_eq!(head.reserved(true).count(), usize::from(*who == Removal::Always), "{name}");
             assert_eq!(head.names_strategy(), *name == "routing-strategy", "{name}");
         }
     }

@@ -40,12 +40,12 @@ pub struct Adapters {
 #[derive(Debug, Default)]
 struct Names {
     servers: AHashMap<EndpointId, Server>,
-    uses: AHashMap<Arc<str>, Uses>,
+    uses: AHashMap<Arc<str>, NameUses>,
 }
 
 /// Number of servers that use a name.
 #[derive(Clone, Copy, Debug, Default)]
-struct Uses {
+struct NameUses {
     adapter: usize,
     base: usize,
 }
@@ -228,7 +228,7 @@ impl Server {
 }
 
 /// Takes one use back, and forgets a name without uses.
-fn release(uses: &mut AHashMap<Arc<str>, Uses>, name: &Arc<str>, which: fn(&mut Uses) -> &mut usize) {
+fn release(uses: &mut AHashMap<Arc<str>, NameUses>, name: &Arc<str>, which: fn(&mut NameUses) -> &mut usize) {
     if let Some(of_name) = uses.get_mut(name) {
         let count = which(of_name);
         *count = count.saturating_sub(1);

@@ -101,7 +101,7 @@ impl Decisions {
     #[must_use]
     pub fn to_json(&self, kept: usize, now: Timestamp, limit: usize) -> serde_json::Value {
         #[derive(serde::Serialize)]
-        struct Shown {
+        struct DecisionEntry {
             age_ms: u64,
             explained: bool,
             #[serde(flatten)]
@@ -112,7 +112,7 @@ impl Decisions {
         explanations.limit(kept);
         let shown = |record: DecisionRecord| {
             let age_ms = u64::try_from(now.since(record.ended).as_millis()).unwrap_or(u64::MAX);
-            Shown { age_ms, explained: explanations.get(&record.request_id).is_some(), record }
+            DecisionEntry { age_ms, explained: explanations.get(&record.request_id).is_some(), record }
         };
         let newest_first: Vec<_> = records.into_iter().rev().map(shown).collect();
         drop(explanations);

@@ -8,7 +8,7 @@ use super::list::token_list;
 use super::models::{Models, Probe, TokenizerRefusal};
 use super::request::Call;
 use super::settings::RemoteSettings;
-use super::stats::{RemoteStats, UNPROVEN, bucket};
+use super::stats::{RemoteStats, UNPROVEN};
 use ahash::{AHashMap, RandomState};
 use attache_pool::health::{Availability, HealthPolicy};
 use attache_pool::{Engine, SnapshotStore};
@@ -282,7 +282,6 @@ impl RemotePool {
             match tokens {
                 Ok(tokens) => {
                     let took = self.clock.now().since(started);
-                    self.stats.count_latency(took);
                     self.count_tokens(model, is_proven, took);
                     let mut avoided = self.avoided.lock();
                     avoided.remove(&(address, None));
@@ -305,10 +304,7 @@ impl RemotePool {
     fn count_tokens(&self, model: &str, is_proven: bool, took: Duration) {
         self.stats.of_model(model, self.settings.max_models, |stats| {
             stats.creations += u64::from(!is_proven);
-            stats.took += took;
-            if let Some(count) = stats.buckets.get_mut(bucket(took)) {
-                *count += 1;
-            }
+            stats.count_success(took);
         });
     }
 

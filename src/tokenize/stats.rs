@@ -55,8 +55,6 @@ pub struct RemoteStats {
     failures: Counts<Reason>,
     probes: AtomicU64,
     failed_probes: AtomicU64,
-    latency_nanos: AtomicU64,
-    latency_buckets: [AtomicU64; LATENCY_BOUNDS_MS.len() + 1],
     active_models: AtomicU64,
     unhealthy_models: AtomicU64,
     by_model: Mutex<BTreeMap<Arc<str>, ModelStats>>,
@@ -69,7 +67,7 @@ pub struct ModelStats {
     pub creations: u64,
     /// Calls and probes without tokens.
     pub failures: u64,
-    /// Successful calls in the buckets of [`RemoteStats::latency_buckets`].
+    /// Successful calls by duration: up to each of [`LATENCY_BOUNDS_MS`], and longer. Not cumulative.
     pub buckets: [u64; LATENCY_BOUNDS_MS.len() + 1],
     /// Total duration of the successful calls.
     pub took: Duration,
@@ -119,18 +117,6 @@ impl RemoteStats {
     #[must_use]
     pub fn failed_probes(&self) -> u64 {
         self.failed_probes.load(Relaxed)
-    }
-
-    /// Returns the successful calls by duration: up to each of [`LATENCY_BOUNDS_MS`], and longer. Not cumulative.
-    #[must_use]
-    pub fn latency_buckets(&self) -> [u64; LATENCY_BOUNDS_MS.len() + 1] {
-        self.latency_buckets.each_ref().map(|n| n.load(Relaxed))
-    }
-
-    /// Returns the total duration of the successful calls.
-    #[must_use]
-    pub fn latency_sum(&self) -> Duration {
-        Duration::from_nanos(self.latency_nanos.load(Relaxed))
     }
 
     /// Returns the number of models in use.
@@ -186,24 +172,21 @@ impl RemoteStats {
         self.failed_probes.fetch_add(u64::from(!succeeded), Relaxed);
     }
 
-    pub(super) fn count_latency(&self, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.latency_nanos.fetch_add(nanos, Relaxed);
-        if let Some(n) = self.latency_buckets.get(bucket(took)) {
-            n.fetch_add(1, Relaxed);
-        }
-    }
-
     pub(super) fn set_models(&self, active: usize, unhealthy: usize) {
         self.active_models.store(active as u64, Relaxed);
         self.unhealthy_models.store(unhealthy as u64, Relaxed);
     }
 }
 
-/// Returns the bucket of a duration.
-pub(super) fn bucket(took: Duration) -> usize {
-    let bucket = LATENCY_BOUNDS_MS.iter().position(|bound| took <= Duration::from_millis(*bound));
-    bucket.unwrap_or(LATENCY_BOUNDS_MS.len())
+impl ModelStats {
+    /// Counts a successful call.
+    pub(super) fn count_success(&mut self, took: Duration) {
+        self.took += took;
+        let bucket = LATENCY_BOUNDS_MS.iter().position(|bound| took <= Duration::from_millis(*bound));
+        if let Some(count) = self.buckets.get_mut(bucket.unwrap_or(LATENCY_BOUNDS_MS.len())) {
+            *count += 1;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -212,11 +195,11 @@ mod tests {
 
     #[test]
     fn durations_fall_into_their_buckets() {
-        let stats = RemoteStats::default();
+        let mut stats = ModelStats::default();
         for ms in [0, 1, 3, 400, 401, 5_000, 5_001, 60_000] {
-            stats.count_latency(Duration::from_millis(ms));
+            stats.count_success(Duration::from_millis(ms));
         }
-        assert_eq!(stats.latency_buckets(), [2, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 2]);
-        assert_eq!(stats.latency_sum(), Duration::from_millis(70_806));
+        assert_eq!(stats.buckets, [2, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 2]);
+        assert_eq!(stats.took, Duration::from_millis(70_806));
     }
 }

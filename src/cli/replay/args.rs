@@ -233,7 +233,7 @@ pub(crate) struct ReplayArgs {
     pub(super) kv_events: Option<String>,
 
     #[command(flatten)]
-    pub(super) live: live::LiveArgs,
+    pub(super) live: live::GatewayArgs,
     /// Decide the requests of a recording of `attache run --record` again
     #[arg(long, value_name = "FILE", conflicts_with_all = NOT_DECIDED_AGAIN, help_heading = "Recordings")]
     pub(super) from_record: Option<PathBuf>,

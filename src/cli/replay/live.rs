@@ -31,7 +31,7 @@ const GATEWAY: &str = "gateway";
 // itself.
 #[derive(Args, Debug)]
 #[group(multiple = true, conflicts_with_all = NOT_LIVE)]
-pub(super) struct LiveArgs {
+pub(super) struct GatewayArgs {
     /// Send the workload to this gateway in real time, `http://HOST:PORT`
     #[arg(long, value_name = "URL", help_heading = "Real gateway")]
     pub(super) target: Option<String>,

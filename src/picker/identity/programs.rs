@@ -95,7 +95,7 @@ impl KnownSession {
 
 /// What an id stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Named {
+enum IdKind {
     Program,
     /// A chain or a stored response, whose requests may name nothing else.
     Part,
@@ -123,10 +123,10 @@ impl Default for Programs {
 }
 
 /// The key of an id whose session has this hash.
-fn key(named: Named, session: u64) -> u64 {
-    match named {
-        Named::Program => session,
-        Named::Part => !session,
+fn key(kind: IdKind, session: u64) -> u64 {
+    match kind {
+        IdKind::Program => session,
+        IdKind::Part => !session,
     }
 }
 
@@ -144,9 +144,9 @@ impl Programs {
 
     /// The session with this hash, if it is known here: its tenant and its id, as a program or else as a chain.
     pub(crate) fn named(&self, session: u64) -> Option<(Option<Arc<str>>, Arc<str>)> {
-        let program = || Some(self.ids.peek(&key(Named::Program, session))?.program);
+        let program = || Some(self.ids.peek(&key(IdKind::Program, session))?.program);
         let chain = || {
-            let known = self.ids.peek(&key(Named::Part, session))?;
+            let known = self.ids.peek(&key(IdKind::Part, session))?;
             Some((known.program.tenant.clone(), known.chain?))
         };
         program().map(|program| (program.tenant.clone(), program.id.clone())).or_else(chain)
@@ -154,13 +154,13 @@ impl Programs {
 
     /// The program of a chain or of a stored response; `None` if it is unknown or has ended.
     pub(super) fn of(&self, tenant: Option<&str>, id: &str) -> Option<Arc<Program>> {
-        let known = self.ids.get(&key(Named::Part, self.session(tenant, id)))?;
+        let known = self.ids.get(&key(IdKind::Part, self.session(tenant, id)))?;
         Some(known.program).filter(|program| program.is_open())
     }
 
     /// The agent's program, which is remembered from now on.
     fn program(&self, agent: &AgentIdentity) -> Arc<Program> {
-        let key = key(Named::Program, self.session(agent.tenant.as_deref(), &agent.program));
+        let key = key(IdKind::Program, self.session(agent.tenant.as_deref(), &agent.program));
         let known = self.ids.get(&key).map(|known| known.program);
         known.filter(|program| program.is_open()).unwrap_or_else(|| {
             let program = Program::new(agent);
@@ -180,7 +180,7 @@ impl Programs {
     }
 
     fn learn(&self, agent: &AgentIdentity, id: &str, chain: Option<Arc<str>>) {
-        let key = key(Named::Part, self.session(agent.tenant.as_deref(), id));
+        let key = key(IdKind::Part, self.session(agent.tenant.as_deref(), id));
         self.ids.insert(key, Known { program: self.program(agent), chain });
     }
 
@@ -199,14 +199,14 @@ impl Programs {
 
     /// Ends the program of this id: all its ids are forgotten. `None` if it is unknown.
     pub(crate) fn end_program(&self, tenant: Option<&str>, id: &str) -> Option<KnownSession> {
-        let (_, Known { program, .. }) = self.ids.remove(&key(Named::Program, self.session(tenant, id)))?;
+        let (_, Known { program, .. }) = self.ids.remove(&key(IdKind::Program, self.session(tenant, id)))?;
         program.ended.store(true, Relaxed);
         Some(KnownSession::of(&program, true))
     }
 
     /// Forgets a chain. Its program goes on. `None` if no program of the chain is known.
     pub(crate) fn end_chain(&self, tenant: Option<&str>, id: &str) -> Option<KnownSession> {
-        let (_, Known { program, .. }) = self.ids.remove(&key(Named::Part, self.session(tenant, id)))?;
+        let (_, Known { program, .. }) = self.ids.remove(&key(IdKind::Part, self.session(tenant, id)))?;
         program.is_open().then(|| KnownSession::of(&program, false))
     }
 }

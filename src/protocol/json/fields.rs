@@ -3,7 +3,7 @@
 use super::embeddings::{EmbeddedTokens, MediaList, PromptEmbeddings};
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
-use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
+use super::scalars::{CacheSalt, Flag, Given, LimitCount, ModelName, Name, Set, Typed, invalid_model, invalid_type};
 use super::walk::{Elements, Opaque, Skim, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::{Builder, DEFAULT_OPAQUE_TOKENS, MediaKind, TemplateSettings};
 use crate::text::Text;
@@ -185,12 +185,12 @@ impl<'l, 'de> RequestBody<'l, 'de> {
             "stream" => self.request.stream = walk.value(Flag { field: name })?,
             // Servers disagree on which of two limits counts; the larger one bounds all of them.
             "max_completion_tokens" | "max_output_tokens" | "max_tokens" | "max_new_tokens" => {
-                let limit = walk.value(Count { field: name })?;
+                let limit = walk.value(LimitCount { field: name })?;
                 self.request.max_tokens = self.request.max_tokens.max(limit);
             }
             // A server generates `best_of` responses and returns `n` of them.
             "n" | "best_of" => {
-                let answers = walk.value(Count { field: name })?.unwrap_or(1);
+                let answers = walk.value(LimitCount { field: name })?.unwrap_or(1);
                 self.request.choices = self.request.choices.max(answers);
             }
             // SGLang's name for a salt; a list of them separates the prompts of one request.

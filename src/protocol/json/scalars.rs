@@ -117,11 +117,11 @@ impl ValueShape<'_> for Set {
 /// `None` for null and for negative numbers, which limit nothing. Fractions are rounded up, and numbers above 32
 /// bits become 2^32 - 1.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Count {
+pub(super) struct LimitCount {
     pub(super) field: &'static str,
 }
 
-impl ValueShape<'_> for Count {
+impl ValueShape<'_> for LimitCount {
     type Out = Option<u32>;
 
     fn other(self, got: ValueType) -> Result<Option<u32>, RequestError> {
