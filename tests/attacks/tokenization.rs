@@ -243,6 +243,7 @@ async fn assert_cpu_is_idle(picker: &AttacheProcess) {
     let mut burnt = Vec::new();
     for _ in 0..LAST_STEP_SECONDS {
         let before = cpu(picker);
+        // The second in which CPU time is measured.
         tokio::time::sleep(Duration::from_secs(1)).await;
         burnt.push(cpu(picker) - before);
         if burnt.last() <= Some(&IDLE_CPU) {

@@ -138,6 +138,8 @@ async fn websocket_upgrades_are_queued_and_bodiless_requests_are_not() {
     picker.until_metric("attache_queued_requests", 1.0).await;
     let models = client::get(to, "/v1/models").await.expect("a response");
     assert_eq!(models.status, 200, "a request without a body is no work");
+    // Three times Envoy's message timeout: if it ran, it would have ended the upgrade. That nothing happens can only be
+    // seen by waiting.
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
     assert!(!waits.is_finished(), "the pool is full");
     assert_eq!(echo.requests(), CAPACITY + 1);

@@ -120,7 +120,7 @@ async fn small_stalled_uploads_are_evicted_for_a_large_honest_one() {
         (picker.metric("attache_buffered_request_bytes").await > 7.0 * f64::from(1 << 20)).then_some(())
     })
     .await;
-    // The rate of an upload is measured over at least one second.
+    // The rate of an upload is measured over at least one second, and no page shows it: the uploads must stall that long.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let (report, replies) = honest
         .during(async {

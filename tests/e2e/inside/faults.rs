@@ -63,7 +63,8 @@ async fn fail(mut stream: TcpStream) {
     drop(stream.write_all(answer.as_bytes()).await);
     match fault {
         "headers" | "hangs" => drop(stream.read_to_end(&mut request).await),
-        // Else Envoy finds the end together with the headers, before ext-proc has answered to them.
+        // A server that is slow on purpose. Else Envoy finds the end of the connection together with the headers, before
+        // ext-proc has answered to them. The server does not see that answer.
         "within" => tokio::time::sleep(PAUSE).await,
         _ => {}
     }

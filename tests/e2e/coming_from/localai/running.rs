@@ -21,11 +21,14 @@ use tokio::net::TcpListener;
 
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
+/// Part of the KV cache that a restarted server reports. The snapshot with it also names the restart.
+const KV_USAGE_AFTER_RESTART: f64 = 1.0 / 128.0;
+
 /// Metrics of an idle vLLM that started at this second.
-fn page(started: u32) -> String {
+fn page(started: u32, kv_usage: f64) -> String {
     format!(
         "vllm:num_requests_running{{model_name=\"m\"}} 0\nvllm:num_requests_waiting{{model_name=\"m\"}} 0\n\
-         vllm:kv_cache_usage_perc{{model_name=\"m\"}} 0\nprocess_start_time_seconds {started}\n"
+         vllm:kv_cache_usage_perc{{model_name=\"m\"}} {kv_usage}\nprocess_start_time_seconds {started}\n"
     )
 }
 
@@ -45,7 +48,7 @@ impl Server {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("its address");
-        let page = Arc::new(Mutex::new(page(1_000)));
+        let page = Arc::new(Mutex::new(page(1_000, 0.0)));
         let shown = page.clone();
         let task = tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
@@ -152,13 +155,14 @@ impl Pool {
 
     /// Restarts the model server: the next metrics page has a new start time.
     pub(in crate::coming_from) async fn restart(&self, server: usize) {
-        *self.servers[server].page.lock().expect("the page") = page(9_000);
+        *self.servers[server].page.lock().expect("the page") = page(9_000, KV_USAGE_AFTER_RESTART);
         eventually("the restart to be seen", || async {
-            (self.picker.metric("attache_scrape_restarts_total").await >= 1.0).then_some(())
+            let endpoints = self.picker.endpoints().await;
+            let is_published =
+                endpoints.iter().any(|e| e["metrics"]["kv_usage"].as_f64() == Some(KV_USAGE_AFTER_RESTART));
+            (is_published && self.picker.metric("attache_scrape_restarts_total").await >= 1.0).then_some(())
         })
         .await;
-        // The snapshot follows within 10 ms.
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 
     /// A request to the admin port.
