@@ -7,7 +7,6 @@ use crate::support::echo::Echo;
 use crate::support::nats::NatsProcess;
 use crate::support::process::{eventually, scratch};
 use std::fmt::Write;
-use std::time::Duration;
 
 const HEARTBEAT: u8 = 5;
 const COLUMN: u8 = 7;
@@ -56,7 +55,7 @@ async fn pair(nats: &NatsProcess, echo: &Echo) -> Pair {
 /// Checks that both pickers serve, and that no request is left.
 async fn assert_settled(pair: &Pair) {
     for to in pair.to {
-        assert_served(to, Duration::from_secs(3)).await;
+        assert_served(to).await;
     }
     pair.assert_settled().await;
 }

@@ -11,7 +11,7 @@ use crate::support::client;
 use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::nats::NatsProcess;
-use crate::support::process::{PATIENCE, eventually, scratch};
+use crate::support::process::{eventually, scratch};
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::json;
@@ -120,7 +120,7 @@ async fn rolling_update_and_rollback_of_two_versions_lose_no_request() {
     announce(&fleet.announced, &fleet.pickers);
     let envoy = EnvoyProcess::start(&bootstrap(&fleet.pickers[0], &fleet.announced)).await;
     let to = envoy.listener("inference");
-    assert_served(to, PATIENCE).await;
+    assert_served(to).await;
     let clients = Clients::start([to, to]);
     fleet.update(&this(), ["new-a", "new-b"], &envoy).await;
     // Streams that are open at the end of a picker are served to their end by it.

@@ -131,10 +131,8 @@ async fn unreachable_collector_does_not_block() {
     // What is neither in the queue nor in the batch on its way was dropped, and is counted.
     let kept = MAX_QUEUED_SPANS + 2 * BATCH_SPANS as u64;
     assert!(otlp.stats().dropped() >= offered - kept, "{:?}", otlp.stats());
-    let clock = attache_types::clock::Clock::start();
-    let begin = clock.now();
-    otlp.shutdown().await;
-    assert!(clock.now().since(begin) < FLUSH_TIMEOUT + Duration::from_secs(1));
+    // The collector never answers: without a limit, this would not end.
+    tokio::time::timeout(10 * FLUSH_TIMEOUT, otlp.shutdown()).await.expect("the flush has a limit");
 }
 
 #[test]

@@ -5,7 +5,9 @@ use crate::prefix::BY_PREFIX;
 use crate::support::sim::SimProcess;
 use bytes::Bytes;
 use serde_json::json;
+use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// A chat about a topic: a long text that all chats about it begin with, and a question.
 fn chat_about(topic: u64, question: &str) -> Bytes {
