@@ -19,6 +19,7 @@ use attache_types::clock::Clock;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle};
@@ -66,6 +67,8 @@ pub struct Host {
     pub record: Option<PathBuf>,
     /// Cancelled when the picker must end.
     pub stop: CancellationToken,
+    /// Dropped when the picker has ended.
+    pub ended: Sender<()>,
 }
 
 /// Starts a picker on a thread of its own, and calls `loaded` there once its pools exist. An error ends the thread,
@@ -84,6 +87,7 @@ pub fn start(
     // reqwest uses the process-wide provider; a second call finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let run = move || {
+        let _ended = host.ended.clone();
         (host.on_thread_start)();
         let started = Builder::new_current_thread().enable_all().on_thread_start(host.on_thread_start).build();
         let served = started.map_err(anyhow::Error::from).and_then(|runtime| {

@@ -12,12 +12,16 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// The log filter while no configuration was read.
 const DEFAULT_LOG_FILTER: &str = "info";
+
+/// 2 s: the longest time that the end of Envoy waits for a picker.
+const PARTING: Duration = Duration::from_secs(2);
 
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Picker>>> = Mutex::new(BTreeMap::new());
 
@@ -42,6 +46,8 @@ pub struct Picker {
     readying: Mutex<()>,
     became_ready: Condvar,
     stop: CancellationToken,
+    /// Disconnected once the picker has ended; `None` if it was never started.
+    ended: Mutex<Option<Receiver<()>>>,
 }
 
 impl Picker {
@@ -67,7 +73,9 @@ impl Picker {
         }
         let logs = logs.ok_or("the log can't be started")?;
         let Outputs { admin, record } = outputs;
-        let host = Host { on_thread_start: process.block_signals, admin, record, stop: picker.stop.clone() };
+        let (ended, has_ended) = mpsc::channel();
+        *picker.ended.lock() = Some(has_ended);
+        let host = Host { on_thread_start: process.block_signals, admin, record, stop: picker.stop.clone(), ended };
         let starting = Arc::downgrade(&picker);
         let loaded = move |embedded: Embedded| start_serving(&starting, embedded);
         run::embed(settings, source, logs, host, loaded)
@@ -127,11 +135,17 @@ fn start_serving(picker: &Weak<Picker>, embedded: Embedded) {
     }));
 }
 
-/// Ends all pickers, because Envoy ends.
+/// Ends all pickers, because Envoy ends. Waits briefly until each has given back what other processes know of: its lease,
+/// its requests in Redis, its last traces. Envoy's process ends before the picker's threads.
 pub fn end_all() {
-    for picker in OPEN.lock().values().filter_map(Weak::upgrade) {
+    let pickers: Vec<Arc<Picker>> = OPEN.lock().values().filter_map(Weak::upgrade).collect();
+    for picker in &pickers {
         picker.stop.cancel();
-        // Envoy's process ends before the picker's threads.
         picker.loaded.get().iter().for_each(|embedded| embedded.end_recording());
+    }
+    for ended in pickers.iter().filter_map(|picker| picker.ended.lock().take()) {
+        if ended.recv_timeout(PARTING) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("Envoy ends before the picker has given back its lease and its requests in Redis");
+        }
     }
 }
