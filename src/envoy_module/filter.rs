@@ -45,8 +45,7 @@ impl FilterConfig {
     /// A filter with these settings.
     #[must_use]
     pub fn new(picker: Arc<Picker>, settings: &FilterSettings) -> Self {
-        let call = GatewayCall::to(&settings.authority);
-        Self { picker, call, fail_open: settings.fail_open }
+        Self { picker, call: settings.call.clone(), fail_open: settings.fail_open }
     }
 }
 

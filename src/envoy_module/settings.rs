@@ -1,6 +1,8 @@
 //! The settings of the module in Envoy's configuration.
 
-use serde::Deserialize;
+use attache_ext_proc::exchange::GatewayCall;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -14,8 +16,8 @@ pub struct FilterSettings {
     /// The configuration file of `attache run`.
     pub config_file: PathBuf,
     /// The name that `match.authority` of a pool compares, as the `:authority` of an ext-proc call.
-    #[serde(default)]
-    pub authority: String,
+    #[serde(default, rename = "authority", deserialize_with = "to_authority")]
+    pub call: GatewayCall,
     /// Whether requests without a decision are passed on. If not, they get the error responses of ext-proc.
     #[serde(default = "yes")]
     pub fail_open: bool,
@@ -100,6 +102,12 @@ impl ClusterSettings {
     }
 }
 
+fn to_authority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GatewayCall, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let allowed = "allowed: a host name, or `host:port`";
+    GatewayCall::to(&text).map_err(|error| D::Error::custom(format!("`authority` is {text:?} ({error}), {allowed}")))
+}
+
 fn yes() -> bool {
     true
 }
@@ -123,13 +131,17 @@ mod tests {
     #[test]
     fn settings_have_defaults_and_refuse_unknown_keys() {
         let filter: FilterSettings = read(br#"{"config_file": "/a.yaml"}"#).unwrap();
-        let (authority, admin, record) = (String::new(), None, None);
-        assert_eq!(filter, FilterSettings { config_file: "/a.yaml".into(), authority, fail_open: true, admin, record });
+        let (call, admin, record) = (GatewayCall::default(), None, None);
+        assert_eq!(filter, FilterSettings { config_file: "/a.yaml".into(), call, fail_open: true, admin, record });
         let bootstrap: BootstrapSettings = read(br#"{"config_file": "/a.yaml", "admin": "127.0.0.1:9090"}"#).unwrap();
         assert!(bootstrap.wait_until_ready);
         assert_eq!((bootstrap.ready_timeout_seconds, bootstrap.admin), (30, Some(([127, 0, 0, 1], 9090).into())));
         let error = read::<FilterSettings>(br#"{"config_file": "/a.yaml", "fail_opne": false}"#).unwrap_err();
         assert!(error.contains("fail_opne"), "{error}");
         assert!(read::<FilterSettings>(b"").is_err(), "the file must be named");
+        let named =
+            |name: &str| read::<FilterSettings>(format!(r#"{{"config_file":"/a","authority":"{name}"}}"#).as_bytes());
+        assert_eq!(named("llm.example.com:80").unwrap().call, GatewayCall::to("llm.example.com:80").unwrap());
+        assert!(named("not a name").unwrap_err().contains("`authority` is \"not a name\""));
     }
 }

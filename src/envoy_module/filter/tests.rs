@@ -28,7 +28,7 @@ fn filter_of(server: &str, more: &str, ready: bool, fail_open: bool) -> Filter {
     let process = Process { validates: false, block_signals: || {}, write_log: |_, _| {} };
     let picker = Picker::open(&config_file, Outputs::default(), process).unwrap();
     assert_eq!(picker.wait_until_ready(Duration::from_secs(if ready { 20 } else { 0 })), ready);
-    let settings = FilterSettings { config_file, authority: String::new(), fail_open, admin: None, record: None };
+    let settings = FilterSettings { config_file, call: GatewayCall::default(), fail_open, admin: None, record: None };
     Filter::new(Arc::new(FilterConfig::new(picker, &settings)))
 }
 

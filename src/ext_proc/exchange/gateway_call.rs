@@ -1,11 +1,11 @@
 //! The gateway's call itself: the `:authority` by which one process distinguishes pools, and its trace context.
 
 use super::Exchange;
-use http::uri::Authority;
+use http::uri::{Authority, InvalidUri};
 use http::{HeaderMap, HeaderValue, Uri};
 
 /// The parts of the gateway's gRPC call that an exchange reads.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayCall {
     /// `:authority`.
     authority: Option<Authority>,
@@ -20,10 +20,13 @@ impl GatewayCall {
         Self { authority: uri.authority().cloned(), traceparent: headers.get("traceparent").cloned() }
     }
 
-    /// A call with this `:authority`, by a gateway that makes no call.
-    #[must_use]
-    pub fn to(authority: &str) -> Self {
-        Self { authority: authority.parse().ok(), traceparent: None }
+    /// A call with this `:authority`, by a gateway that makes no call; with an empty one, it has none.
+    ///
+    /// # Errors
+    /// `authority` is no authority of a URI.
+    pub fn to(authority: &str) -> Result<Self, InvalidUri> {
+        let authority = if authority.is_empty() { None } else { Some(authority.parse()?) };
+        Ok(Self { authority, traceparent: None })
     }
 
     /// The `:authority`; empty if the call has none.

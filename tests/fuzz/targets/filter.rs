@@ -9,6 +9,7 @@ use attache_envoy::pickers::{Picker, Process};
 use attache_envoy::script::Script;
 use attache_envoy::settings::{FilterSettings, Outputs};
 use attache_envoy::stream::{Flow, StreamFilter};
+use attache_ext_proc::exchange::GatewayCall;
 use attache_picker::event::StreamOutcome;
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};
@@ -29,7 +30,7 @@ static WORLD: LazyLock<(Arc<Picker>, [Arc<FilterConfig>; 2])> = LazyLock::new(||
     assert!(picker.wait_until_ready(Duration::from_secs(30)));
     let filters = [true, false].map(|fail_open| {
         let config_file = config_file.clone();
-        let settings = FilterSettings { config_file, authority: String::new(), fail_open, admin: None, record: None };
+        let settings = FilterSettings { config_file, call: GatewayCall::default(), fail_open, admin: None, record: None };
         Arc::new(FilterConfig::new(picker.clone(), &settings))
     });
     (picker, filters)
