@@ -275,8 +275,8 @@ impl StreamFilter for Filter {
     }
 
     fn complete(&self) {
-        self.enter("stream_complete");
         self.is_over.set(true);
+        self.enter("stream_complete");
         self.release();
     }
 
@@ -288,9 +288,9 @@ impl StreamFilter for Filter {
         if let Some(picker) = self.config.picker.loaded() {
             picker.processor.metrics.panics.inc();
         }
-        let held = self.holds();
+        let waits = self.holds() && !self.is_over.get();
         self.release();
-        if !held {
+        if !waits {
             return Flow::Continue;
         }
         self.undecided(envoy, &RequestError::new(Reason::Internal, "the endpoint picker failed on this request"))
@@ -360,6 +360,7 @@ impl Stream {
 
     /// The exchange can't continue. A request without a decision is passed on or rejected.
     fn give_up(&mut self, failure: Failure) {
+        let _runtime = self.runtime.enter();
         match failure {
             // The panic itself has been logged. A request with a decision goes on.
             Failure::Panicked => {
