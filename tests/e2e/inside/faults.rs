@@ -1,11 +1,11 @@
 //! What servers do wrong is judged inside Envoy as by ext-proc: the end of the request in `/decisions`, and the health
 //! of the endpoint in `/endpoints`.
 
-use super::{CHAT, addresses, four};
+use super::{CHAT, addresses, four, post};
 use crate::shipped::{by_list, list_pool};
 use crate::support::attache::{AdminPages, AttacheProcess};
-use crate::support::body::chat;
-use crate::support::client;
+use crate::support::body::{Payload, chat};
+use crate::support::client::{self, Http};
 use crate::support::envoy::EnvoyProcess;
 use crate::support::inside::Inside;
 use crate::support::process::eventually;
@@ -116,6 +116,34 @@ async fn failures_of_servers_are_judged_as_by_ext_proc() {
     assert!(ends.len() >= 7, "{ends:?}");
     inside.assert_settled().await;
     picker.assert_settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_must_not_pass_without_a_decision_are_rejected() {
+    let echoes = four().await;
+    let servers = addresses(&echoes);
+    let text = list_pool(&servers, "random") + "  requestStrategy: {filterHeader: external-filter}\n";
+    let refused = async |inside: &Inside, headers: &[(&'static str, &str)], expected: (u16, &str)| {
+        for http in [Http::H1, Http::H2] {
+            let payload = Payload::sized(chat(5_000, false, 1));
+            let reply = post(inside.clients(), http, CHAT, payload, headers).await;
+            assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), expected, "{headers:?}");
+        }
+    };
+    let inside = Inside::start(&text, servers).await;
+    let nowhere = ("external-filter", "zone=nowhere");
+    refused(&inside, &[nowhere], (503, "subset_empty")).await;
+    refused(&inside, &[nowhere, ("x-attache-fault", "request_body")], (500, "internal_error")).await;
+    inside.assert_settled().await;
+    drop(inside);
+    let closed = |bootstrap: String| bootstrap.replace("fail_open: true", "fail_open: false");
+    let inside = Inside::edited(&text, servers, closed).await;
+    for hook in ["request_headers", "request_body"] {
+        refused(&inside, &[("x-attache-fault", hook)], (500, "internal_error")).await;
+    }
+    assert!(inside.metric("attache_panics_total").await >= 4.0);
+    inside.assert_settled().await;
+    assert_eq!(echoes.iter().map(|echo| echo.requests()).sum::<usize>(), 0, "no server gets a request");
 }
 
 /// The upstream filter of a cluster, as the page about Attaché inside Envoy shows it.
