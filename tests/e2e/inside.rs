@@ -3,6 +3,7 @@
 
 mod cluster;
 mod faults;
+mod recorded;
 mod soak;
 mod waits;
 
