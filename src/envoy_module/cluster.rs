@@ -157,12 +157,14 @@ impl Wanted {
                 (None, _) => None,
             };
             // A reload may remove the pool. Envoy keeps its servers until it is there again.
-            let servers = found.map(|runtime| servers(&runtime.pool.store.load()));
-            if servers.is_none() && std::mem::take(&mut is_known) {
+            if found.is_none() && std::mem::take(&mut is_known) {
                 tracing::error!(pool = pool.as_deref(), "`pool` of a cluster must name one of the pools");
             }
-            is_known |= servers.is_some();
-            let is_new = servers.is_some_and(|servers| {
+            is_known |= found.is_some();
+            // A pool that a reload has just added has no servers yet.
+            let snapshot = found.map(|runtime| runtime.pool.store.load()).filter(|snapshot| snapshot.synced);
+            let is_new = snapshot.is_some_and(|snapshot| {
+                let servers = servers(&snapshot);
                 let mut wanted = self.servers.lock();
                 let is_new = *wanted != servers;
                 *wanted = servers;
