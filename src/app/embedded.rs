@@ -87,6 +87,7 @@ pub fn start(
     // reqwest uses the process-wide provider; a second call finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let run = move || {
+        // Dropped at the end of this thread, after `serve` has dropped its own.
         let _ended = host.ended.clone();
         (host.on_thread_start)();
         let started = Builder::new_current_thread().enable_all().on_thread_start(host.on_thread_start).build();

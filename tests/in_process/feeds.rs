@@ -316,8 +316,8 @@ async fn request_to_an_idle_endpoint_triggers_a_scrape() {
     let settings = ScrapeSettings { idle_interval: Duration::from_secs(3600), ..quick() };
     let mut feeds = Feeds::start(vec![server.spec()], settings);
     until("nine idle pages", || feeds.stats.pages() >= 9).await;
-    // The interval has doubled eight times, to 5 s. Until then no further scrape is due, so this bound tells the scrape of
-    // the booking from the next idle one. A scrape takes milliseconds.
+    // The interval between idle scrapes has doubled eight times, to 5 s. A scrape within that time is caused by the
+    // booking, and takes milliseconds.
     let next_idle_scrape = quick().interval * (1 << 8);
     let endpoint = feeds.store.load().endpoints[0].endpoint.clone();
     server.set_answer(page("7", "1", "0", "5"));

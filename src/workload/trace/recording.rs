@@ -283,6 +283,12 @@ mod tests {
         end(r, 5).replace("\"at\":9", &format!("\"at\":{at}"))
     }
 
+    /// In nanoseconds.
+    const SECOND: u64 = 1_000_000_000;
+    /// A main agent and its sub-agent.
+    const MAIN: &str = r#"{"program":"p"}"#;
+    const SUB: &str = r#"{"program":"p","chain":"c"}"#;
+
     fn sessions_of(lines: &[String]) -> Option<SessionTrace> {
         let text = [&[HEADER.to_owned(), POOL.to_owned()], lines].concat().join("\n");
         sessions(&|| Ok(Box::new(Cursor::new(text.clone()))), &Options::default()).unwrap()
@@ -290,18 +296,16 @@ mod tests {
 
     #[test]
     fn requests_of_agents_are_sessions_with_pauses_and_sub_agents() {
-        const SECOND: u64 = 1_000_000_000;
-        let (main, sub) = (r#"{"program":"p"}"#, r#"{"program":"p","chain":"c"}"#);
         let lines = [
-            decide_of(0, SECOND, main),
+            decide_of(0, SECOND, MAIN),
             decide(1, 2 * SECOND, ""),
             end_at(0, 3 * SECOND),
             // It arrived a second before, and was queued.
-            decide_of(2, 5 * SECOND, sub).replace("\"readable\"", r#""waited":{"secs":1,"nanos":0},"readable""#),
+            decide_of(2, 5 * SECOND, SUB).replace("\"readable\"", r#""waited":{"secs":1,"nanos":0},"readable""#),
             end_at(2, 6 * SECOND),
-            decide_of(3, 7 * SECOND, main),
+            decide_of(3, 7 * SECOND, MAIN),
             end_at(3, 8 * SECOND),
-            decide_of(4, 50 * SECOND, main),
+            decide_of(4, 50 * SECOND, MAIN),
             decide_of(5, 51 * SECOND, r#"{"program":"q"}"#),
         ];
         let trace = sessions_of(&lines).expect("requests name agents");
@@ -328,16 +332,14 @@ mod tests {
 
     #[test]
     fn turn_soon_after_a_slow_sub_agent_did_not_wait_for_a_person() {
-        const SECOND: u64 = 1_000_000_000;
-        let (main, sub) = (r#"{"program":"p"}"#, r#"{"program":"p","chain":"c"}"#);
         let lines = [
-            decide_of(0, SECOND, main),
+            decide_of(0, SECOND, MAIN),
             end_at(0, 2 * SECOND),
-            decide_of(1, 3 * SECOND, sub),
+            decide_of(1, 3 * SECOND, SUB),
             end_at(1, 60 * SECOND),
-            decide_of(2, 63 * SECOND, main),
+            decide_of(2, 63 * SECOND, MAIN),
             end_at(2, 64 * SECOND),
-            decide_of(3, 95 * SECOND, main),
+            decide_of(3, 95 * SECOND, MAIN),
         ];
         let trace = sessions_of(&lines).expect("requests name agents");
         let turns: Vec<_> = trace.sessions[0].turns.iter().map(|t| (t.agent, t.cause, t.pause.as_secs())).collect();
